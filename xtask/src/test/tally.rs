@@ -296,23 +296,21 @@ mod tests {
         let long = "a line\n".repeat(20);
         let text = format!(
             "failures:\n\n---- a stdout ----\n{long}Error: too many\n\nCaused by:\n---- b stdout ----\n{long}\n\
-             thread 'c' (7) panicked at src/b.rs:1:2:\ncaught\nError: left\n\n---- c stdout ----\n{long}\n\
+             thread 'b' (7) panicked at src/b.rs:1:2:\ncaught\nError: left\n\n---- c stdout ----\n{long}\n\
              thread 'c' (8) panicked at src/c.rs:1:2:\nright\n\nfailures:\n    a\n    b\n    c\n"
         );
         let mut reader = Reader::default();
         for line in text.lines() {
             reader.line(line);
         }
-        let [a, b] = reader.outcome().0.try_into().unwrap();
+        let [a, b, c] = reader.outcome().0.try_into().unwrap();
         assert_eq!(a.lines, ["Error: too many", "Caused by:"]);
         assert_eq!(
             b.lines,
-            [
-                "thread 'b' (7) panicked at src/b.rs:1:2:",
-                "left",
-                "Error: in a message"
-            ]
+            ["Error: left"],
+            "the error that was returned, not the caught panic"
         );
+        assert_eq!(c.lines, ["thread 'c' (8) panicked at src/c.rs:1:2:", "right"]);
     }
 
     #[test]
