@@ -46,7 +46,7 @@ pub use node::Node;
 pub use outside::{LeakWatch, Outside};
 pub use snapshot::NodeSnapshot;
 pub use stage::Stage;
-pub use wait::{eventually, eventually_sync};
+pub use wait::{eventually, eventually_sync, patience};
 
 /// Whether long proofs were asked for: `cargo xtask test --long`.
 pub fn long() -> bool {

@@ -1,11 +1,29 @@
 //! Waits for conditions, with deadlines.
 
 use std::{
-    thread,
+    env, thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Error, Result, ensure};
+
+/// The patience on a machine of the reference speed.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// The variable with the slowness of the machine, which `cargo xtask test` measures.
+const SLOWNESS: &str = "KNI_SLOWNESS";
+
+/// How long to wait for an event that must happen: a minute on a machine of the reference speed, more on a slower one.
+///
+/// It costs nothing when the event happens. A shorter wait would turn a busy machine into a failed test.
+pub fn patience() -> Duration {
+    PATIENCE.mul_f64(slowness())
+}
+
+/// How much slower this machine is than the reference, from 1 to 8; 1 if it was not measured.
+pub fn slowness() -> f64 {
+    let measured = env::var(SLOWNESS).ok().and_then(|text| text.parse::<f64>().ok());
+    measured.filter(|factor| factor.is_finite()).unwrap_or(1.0).clamp(1.0, 8.0)
+}
 
 /// The first pause between two checks; each following one is twice as long, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(1);
