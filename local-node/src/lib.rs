@@ -17,6 +17,7 @@ mod daemon;
 mod deployment;
 mod dns;
 pub mod fabric;
+mod hidden;
 pub mod image;
 mod kni;
 mod kubernetes;

@@ -16,7 +16,7 @@ use crate::{
     config::{self, CNI_BIN, CNI_CONF, CONTAINERD_SOCKET, FOLDER, NODE_NAME},
     cri::Cri,
     daemon::{Daemon, tail},
-    image,
+    hidden, image,
     kni::Kni,
     namespaces::{Namespaces, shown},
     node::Node,
@@ -100,10 +100,12 @@ impl LocalNode {
     pub fn named(name: &str, node: &Node, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
         let inside: &Namespaces = node;
         let there = inside.enter(|| programs.path("containerd").exists())?;
+        let folder = programs.folder();
         ensure!(
             there,
-            "{} cannot be seen inside the node, where /tmp, /run, /var/lib and /var/log are its own; build elsewhere",
-            programs.folder().display()
+            "{} cannot be seen inside the node, where {} is its own; build elsewhere",
+            folder.display(),
+            hidden::hides(folder).unwrap_or("another folder")
         );
         if logs.exists() {
             fs::remove_dir_all(logs).with_context(|| format!("empty {}", logs.display()))?;

@@ -13,6 +13,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 pub use crate::fabric::{FABRIC_V4, FABRIC_V6};
 use crate::{
     fabric::{Fabric, Uplink},
+    hidden::{OF_RUNTIME, OWN},
     namespaces::Namespaces,
 };
 
@@ -157,10 +158,7 @@ fn mount_all() -> Result<()> {
         none,
     )
     .context("bind the control groups")?;
-    for at in ["/var/lib", "/var/log"] {
-        mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), none)
-            .with_context(|| format!("mount tmpfs on {at}"))?;
-    }
+    mount_kinds(&OF_RUNTIME)?;
     // As the init process of a real node does, so that containers see namespaces that are mounted later.
     mount(none, "/run", none, MsFlags::MS_SHARED, none).context("share /run")?;
     cover_sysctls()?;
@@ -200,13 +198,13 @@ fn mount_own() -> Result<()> {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("make mounts private")?;
     unmount_below("/run/")?;
     // A sysfs shows the network namespace in which it was mounted.
-    for (kind, at) in [
-        ("sysfs", "/sys"),
-        ("bpf", "/sys/fs/bpf"),
-        ("tmpfs", "/run"),
-        ("tmpfs", "/tmp"),
-    ] {
-        mount(Some(kind), at, Some(kind), MsFlags::empty(), none).with_context(|| format!("mount {kind} on {at}"))?;
+    mount_kinds(&OWN)
+}
+
+fn mount_kinds(all: &[(&str, &str)]) -> Result<()> {
+    for (kind, at) in all {
+        let what = Some(*kind);
+        mount(what, *at, what, MsFlags::empty(), None::<&str>).with_context(|| format!("mount {kind} on {at}"))?;
     }
     Ok(())
 }

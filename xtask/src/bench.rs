@@ -4,7 +4,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{demo::prepare, programs::Profile, setup::Goal, workspace::ebpf_object};
+use crate::{goal::Goal, prepare::prepare, programs::Profile, workspace::ebpf_object};
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]

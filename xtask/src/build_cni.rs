@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     command,
+    goal::{self, Build},
     programs::{STATIC, flags_variable, triple},
     workspace::{cargo, target},
 };
@@ -37,6 +38,7 @@ pub(crate) fn command() -> Result<()> {
 
 /// Builds the plugin and returns its absolute path.
 pub(crate) fn build() -> Result<PathBuf> {
+    goal::declared(Build::CniPlugin)?;
     let mut build = cargo();
     build.args(["build", "--release", "--package", PACKAGE, "--target", &triple()]);
     build.envs(PROFILE.iter().copied()).env(flags_variable(), STATIC);

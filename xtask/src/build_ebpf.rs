@@ -9,7 +9,9 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    command, linker, toolchain,
+    command,
+    goal::{self, Build},
+    linker, toolchain,
     workspace::{clear_own_build, ebpf_object, root, target},
 };
 
@@ -100,6 +102,7 @@ pub(crate) fn build(trace: bool) -> Result<PathBuf> {
 ///
 /// The modification time of the object changes only with its content, so that packages that embed it are not rebuilt.
 pub(crate) fn build_for(architecture: Architecture, trace: bool) -> Result<PathBuf> {
+    goal::declared(Build::Ebpf)?;
     let toolchain = toolchain::find()?;
     let linker = linker::find()?;
     let build_dir = architecture.build_dir();

@@ -8,9 +8,10 @@ use crate::{
     arch,
     build_ebpf::{self, Architecture},
     command::{build, run},
-    docs,
+    docs, fresh,
+    goal::Goal,
     progress::Progress,
-    setup::{self, Goal},
+    setup,
     test::{self, Tally},
     workspace::cargo,
 };
@@ -24,7 +25,7 @@ pub(crate) fn command() -> ExitCode {
 }
 
 fn checks() -> Result<()> {
-    let mut progress = Progress::new(6 + setup::STEPS);
+    let mut progress = Progress::new(7 + setup::STEPS);
     progress.step("format", || {
         run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")
     })?;
@@ -38,5 +39,7 @@ fn checks() -> Result<()> {
     progress.step("eBPF programs for arm64", || {
         build_ebpf::build_for(Architecture::Aarch64, false)
     })?;
-    progress.step("pages", docs::check)
+    progress.step("pages", docs::check)?;
+    // After the build of the programs that it runs.
+    fresh::gate(&mut progress)
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::{
+    goal::Build,
     image,
     node::{self, Rest},
     progress::Progress,
@@ -47,6 +48,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     match &args.action {
         Action::Up(up) => {
             node::require_root("cluster")?;
+            node::start(&[Build::Image])?;
             let image = prepare()?;
             let mut program = node::kni_node(&folder);
             program.arg("up").args(["--nodes", &up.nodes.to_string()]);

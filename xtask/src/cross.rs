@@ -7,9 +7,10 @@ use anyhow::{Context, Result, ensure};
 use crate::{
     build_ebpf::{self, Architecture},
     command::{build, find, output},
+    goal::{self, Build, Goal},
     programs::STATIC,
     progress::{Progress, say},
-    setup::{self, Goal},
+    setup,
     workspace::{cargo, target},
 };
 
@@ -56,6 +57,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 
 /// Compiles everything for arm64, as [`STEPS`] steps of `progress`; the packages must be installed.
 pub(crate) fn compile(depth: Depth, progress: &mut Progress) -> Result<()> {
+    goal::declared(Build::Arm64)?;
     progress.step("standard library for arm64", standard_library)?;
     let object = progress.step("eBPF programs for arm64", || {
         build_ebpf::build_for(Architecture::Aarch64, false)

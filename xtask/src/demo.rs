@@ -5,11 +5,12 @@ use std::{os::unix::process::CommandExt, process::Command};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    build_ebpf, node,
-    programs::{Profile, programs},
-    progress::Progress,
-    setup::{self, Goal},
-    workspace::is_root,
+    announce::announce,
+    goal::{Build, Goal},
+    node, place, prepare,
+    programs::Profile,
+    progress::{Progress, say},
+    workspace::{is_root, target},
 };
 
 /// Arguments of `demo`.
@@ -20,16 +21,24 @@ pub(crate) struct Args {
     keep: bool,
 }
 
+/// What becomes of the part with two nodes.
+enum Nodes {
+    /// It is shown.
+    Shown,
+    /// It is left out, which is no failure, for this reason.
+    LeftOut(String),
+    /// Its programs could not be built, for this reason.
+    Failed(String),
+}
+
 /// Runs the command; returns only when the demonstration could not be started.
 pub(crate) fn command(args: &Args) -> Result<()> {
+    if !is_root() {
+        bail!("this makes network namespaces and loads eBPF programs, which needs root");
+    }
     // The profile of the tests and of `node`, so that one build serves all commands.
     let profile = Profile::Dev;
-    prepare(Goal::Demo, profile, &["kni-demo", "kni-controller"])?;
-    // The API server of the part with two nodes.
-    let nodes = !args.keep && has_go();
-    if nodes {
-        node::build_programs(&mut Progress::new(1), &[])?;
-    }
+    let nodes = build(args, profile)?;
     let program = |name| profile.program(name);
     let mut demo = Command::new(program("kni-demo"));
     demo.arg("--agent").arg(program("kni-agent"));
@@ -37,11 +46,52 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     if args.keep {
         demo.arg("--keep");
     }
-    if nodes {
-        demo.arg("--nodes");
-    }
+    match nodes {
+        Nodes::Shown => demo.arg("--nodes"),
+        Nodes::LeftOut(reason) => demo.args(["--leave-out-nodes", &reason]),
+        Nodes::Failed(reason) => demo.args(["--failed-nodes", &reason]),
+    };
     // Replaces this process, so that signals and the exit code are those of the demonstration.
     Err(demo.exec()).with_context(|| format!("cannot run {}", program("kni-demo").display()))
+}
+
+/// Builds what is shown. A failure of what only the part with two nodes needs does not prevent the other part.
+fn build(args: &Args, profile: Profile) -> Result<Nodes> {
+    let left_out = left_out(args.keep);
+    let mut builds = vec![Build::Ebpf, Build::Programs];
+    let mut steps = prepare::STEPS;
+    match &left_out {
+        Some(reason) => say(&format!("The part with two nodes is left out: {reason}.")),
+        None => {
+            builds.push(Build::NodePrograms);
+            steps += 1;
+        }
+    }
+    announce(&builds);
+    let mut progress = Progress::new(steps);
+    prepare::build(Goal::Demo, profile, &["kni-demo", "kni-controller"], &mut progress)?;
+    if let Some(reason) = left_out {
+        return Ok(Nodes::LeftOut(reason));
+    }
+    // The API server of the part with two nodes.
+    Ok(match node::build_programs(&mut progress, &[]) {
+        Ok(()) => Nodes::Shown,
+        Err(error) => Nodes::Failed(format!("{error:#}")),
+    })
+}
+
+/// The reason for which the part with two nodes cannot be shown, if any.
+fn left_out(keep: bool) -> Option<String> {
+    if keep {
+        return Some("--keep leaves the first part running".to_owned());
+    }
+    if !has_go() {
+        return Some(
+            "its API server is built with Go, which is not installed; install Go 1.26 (https://go.dev/dl) and start again"
+                .to_owned(),
+        );
+    }
+    place::usable(&target()).err().map(|error| error.to_string())
 }
 
 /// Which version is needed is checked by what builds with it.
@@ -50,17 +100,4 @@ fn has_go() -> bool {
         .arg("version")
         .output()
         .is_ok_and(|out| out.status.success())
-}
-
-/// Prepares the machine for `goal` and builds the agent, knictl and `others`.
-pub(crate) fn prepare(goal: Goal, profile: Profile, others: &[&str]) -> Result<()> {
-    if !is_root() {
-        bail!("this makes network namespaces and loads eBPF programs, which needs root");
-    }
-    let mut progress = Progress::new(setup::STEPS + 2);
-    setup::run(goal, &mut progress)?;
-    progress.step("eBPF programs", || build_ebpf::build(false))?;
-    progress.step("agent and tools", || {
-        programs(profile, &[&["kni-agent", "knictl"], others].concat())
-    })
 }

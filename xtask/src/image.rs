@@ -11,6 +11,7 @@ use anyhow::Result;
 use crate::{
     build_cni, build_ebpf,
     command::relay,
+    goal::{self, Build},
     libraries,
     programs::{Profile, programs},
     progress::Progress,
@@ -57,6 +58,7 @@ pub(crate) fn build_for_tests(archive: &Path, progress: &mut Progress) -> Result
 }
 
 fn build(args: &Args, progress: &mut Progress) -> Result<()> {
+    goal::declared(Build::Image)?;
     let profile = if args.debug { Profile::Dev } else { Profile::Release };
     progress.step("eBPF programs", || {
         if args.debug && ebpf_object().is_file() {

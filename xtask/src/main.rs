@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool reports on its standard output")]
 
+mod announce;
 mod arch;
 mod bench;
 mod build_cni;
 mod build_ebpf;
+mod cache;
 mod cargo_output;
 mod chart;
 mod ci;
@@ -16,11 +18,17 @@ mod crds;
 mod cross;
 mod demo;
 mod docs;
+mod fresh;
+mod goal;
+#[path = "../../local-node/src/hidden.rs"]
+mod hidden;
 mod image;
 mod libraries;
 mod linker;
 mod node;
 mod packages;
+mod place;
+mod prepare;
 mod programs;
 mod progress;
 mod setup;
@@ -67,6 +75,8 @@ enum Task {
     Demo(demo::Args),
     /// Check that what the pages name exists
     Docs(docs::Args),
+    /// Run a command on a machine with nothing: a new Debian root, which is gone afterwards; needs root
+    Fresh(fresh::Args),
     /// Build the agent's container image as an OCI archive, without a container engine
     Image(image::Args),
     /// Run one real Kubernetes node with KNI as its network
@@ -94,6 +104,7 @@ fn main() -> ExitCode {
         Task::Cross(args) => report(cross::command(&args)),
         Task::Demo(args) => report(demo::command(&args)),
         Task::Docs(args) => report(docs::command(&args)),
+        Task::Fresh(args) => report(fresh::command(&args)),
         Task::Image(args) => report(image::command(&args)),
         Task::Node(args) => report(node::command(&args)),
         Task::Setup(args) => report(setup::command(&args)),

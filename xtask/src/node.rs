@@ -5,11 +5,14 @@ use std::{ffi::OsString, os::unix::process::CommandExt as _, path::Path, process
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    announce::announce,
     build_ebpf,
     command::relay,
+    goal::{self, Build, Goal},
+    place,
     programs::{Profile, programs},
     progress::Progress,
-    setup::{self, Goal},
+    setup,
     workspace::{cargo_path, is_root, target},
 };
 
@@ -53,6 +56,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     match &args.action {
         Action::Up(rest) => {
             require_root("node")?;
+            start(&[])?;
             prepare(&mut Progress::new(STEPS))?;
             replace_by(kni_node(&folder).arg("up").args(&rest.arguments))
         }
@@ -94,6 +98,13 @@ pub(crate) fn replace_by(program: &mut Command) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", program.get_program().display()))
 }
 
+/// Fails if no node can run from this checkout; otherwise says what [`prepare`] and `more` builds will take.
+pub(crate) fn start(more: &[Build]) -> Result<()> {
+    place::usable(&target())?;
+    announce(&[&[Build::Ebpf, Build::Programs, Build::NodePrograms], more].concat());
+    Ok(())
+}
+
 /// Installs and builds everything that a node runs, as [`STEPS`] steps of `progress`.
 pub(crate) fn prepare(progress: &mut Progress) -> Result<()> {
     setup::run(Goal::Node, progress)?;
@@ -105,6 +116,7 @@ pub(crate) fn prepare(progress: &mut Progress) -> Result<()> {
 /// Builds the missing programs of a node, including the Go programs, as one step of `progress`; `options` are those of
 /// `kni-node build`.
 pub(crate) fn build_programs(progress: &mut Progress, options: &[&str]) -> Result<()> {
+    goal::declared(Build::NodePrograms)?;
     progress.step("programs of a node", || {
         programs(PROFILE, &["kni-node"])?;
         relay(kni_node(&target().join("node")).arg("build").args(options))

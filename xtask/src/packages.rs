@@ -16,6 +16,10 @@ pub(crate) enum Purpose {
     Compiler,
     /// Building bpf-linker.
     Linker,
+    /// Linking programs, of Rust and of Go with C.
+    Links,
+    /// Building runc, one of the programs of a node.
+    Runc,
     /// The demonstration.
     Demo,
     /// The tests on the running kernel.
@@ -26,8 +30,10 @@ pub(crate) enum Purpose {
     Cross,
     /// The benchmarks.
     Bench,
-    /// A real Kubernetes node, also for the tests.
+    /// Running a real Kubernetes node, also for the tests.
     Node,
+    /// A Debian root with nothing else, to try commands in.
+    Fresh,
 }
 
 /// A Debian package and the reason for it.
@@ -50,13 +56,13 @@ pub(crate) const PACKAGES: &[Package] = &[
     ),
     package(
         "gcc",
-        &[Purpose::Linker, Purpose::Node],
-        "links bpf-linker and the programs of a node's images",
+        &[Purpose::Linker, Purpose::Links],
+        "links bpf-linker, our programs and those of a node's images",
     ),
     package(
         "libc6-dev",
-        &[Purpose::Linker, Purpose::Node],
-        "links bpf-linker and the programs of a node's images",
+        &[Purpose::Linker, Purpose::Links],
+        "links bpf-linker, our programs and those of a node's images",
     ),
     package("llvm-22-dev", &[Purpose::Linker], "bpf-linker is a front end to LLVM"),
     package("libpolly-22-dev", &[Purpose::Linker], "a part of LLVM"),
@@ -75,10 +81,10 @@ pub(crate) const PACKAGES: &[Package] = &[
     ),
     package(
         "libseccomp-dev",
-        &[Purpose::Node],
+        &[Purpose::Runc],
         "links runc, which runs the containers of a node",
     ),
-    package("pkgconf", &[Purpose::Node], "finds that library"),
+    package("pkgconf", &[Purpose::Runc], "finds that library"),
     package("strace", &[Purpose::Test], "shows what an agent executes"),
     package(
         "bpftool",
@@ -119,6 +125,7 @@ pub(crate) const PACKAGES: &[Package] = &[
         &[Purpose::Cross],
         "the C library of the programs for arm64",
     ),
+    package("debootstrap", &[Purpose::Fresh], "makes that root"),
     package(
         "containernetworking-plugins",
         &[Purpose::Bench, Purpose::Test],

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     command::{build, output},
+    goal::{self, Build},
     workspace::{cargo, target},
 };
 
@@ -48,6 +49,7 @@ pub(crate) fn flags_variable() -> String {
 
 /// Builds the programs `names`, which embed the eBPF object if it has been built.
 pub(crate) fn programs(profile: Profile, names: &[&str]) -> Result<()> {
+    goal::declared(Build::Programs)?;
     let mut command = cargo();
     // Cargo unifies the features of a dependency over the packages of one command: another selection would recompile
     // the dependencies and all their dependents.

@@ -4,7 +4,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{demo::prepare, programs::Profile, setup::Goal};
+use crate::{goal::Goal, prepare::prepare, programs::Profile};
 
 /// Arguments of `simulate`.
 #[derive(clap::Args)]

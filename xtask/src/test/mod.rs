@@ -13,10 +13,10 @@ use self::run::Outcome;
 use crate::{
     build_cni, build_ebpf, crds,
     cross::{self, Depth},
+    goal::Goal,
     node,
     progress::Progress,
-    setup::{self, Goal},
-    vm,
+    setup, vm,
     workspace::is_root,
 };
 

@@ -24,10 +24,11 @@ use self::{
 };
 use crate::{
     build_ebpf,
+    goal::{self, Build, Goal},
     packages::{self, Purpose},
     programs::{Profile, programs},
     progress::{Progress, say},
-    setup::{self, Goal},
+    setup,
     workspace::{ebpf_object, target},
 };
 
@@ -76,6 +77,7 @@ pub(crate) fn run(progress: &mut Progress) -> Result<()> {
 }
 
 fn machines(args: &Args, progress: &mut Progress) -> Result<()> {
+    goal::declared(Build::Machines)?;
     let missing = packages::missing(&[Purpose::Vm]);
     if !missing.is_empty() {
         bail!(
