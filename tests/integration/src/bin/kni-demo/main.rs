@@ -1,6 +1,7 @@
 //! Demonstrates the agent on this machine: isolated networks with equal addresses, and a complete cleanup.
 
 mod nodes;
+mod outcome;
 mod progress;
 mod show;
 mod spoof;
@@ -16,7 +17,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::stage::Stage;
+use crate::{outcome::Outcome, stage::Stage};
 
 /// What to run, and what to leave.
 #[derive(Debug, Parser)]
@@ -31,6 +32,12 @@ struct Args {
     /// Show two nodes of a cluster as well, which needs the Kubernetes programs.
     #[arg(long)]
     nodes: bool,
+    /// Leave the two nodes out for this reason, which is no failure.
+    #[arg(long, value_name = "REASON", conflicts_with = "nodes")]
+    leave_out_nodes: Option<String>,
+    /// Report the two nodes as failed for this reason: their programs could not be built.
+    #[arg(long, value_name = "REASON", conflicts_with_all = ["nodes", "leave_out_nodes"])]
+    failed_nodes: Option<String>,
     /// Leave the agent and the pods running, and print what to try.
     #[arg(long)]
     keep: bool,
@@ -77,19 +84,40 @@ fn run(args: &Args) -> Result<()> {
     }
     // Both results count: the demo and the cleanup.
     let removed = stage.remove();
-    shown.and(removed)?;
-    if args.nodes {
+    let first = Outcome::of(shown.and(removed));
+    let second = if first.is_failure() {
+        Outcome::LeftOut("the first part failed".to_owned())
+    } else if args.nodes {
         runtime.block_on(async {
             tokio::select! {
-                shown = nodes::show() => shown,
-                () = interrupted.wait() => bail!("interrupted"),
+                shown = nodes::show() => Outcome::of(shown),
+                () = interrupted.wait() => Outcome::Failed("interrupted".to_owned()),
             }
-        })?;
+        })
+    } else if let Some(reason) = &args.failed_nodes {
+        Outcome::Failed(reason.clone())
     } else {
-        progress::part(
-            "Two nodes of a cluster are left out: their API server is built with Go, which is not installed",
-        );
+        let reason = args.leave_out_nodes.as_deref();
+        Outcome::LeftOut(reason.unwrap_or("--nodes was not given").to_owned())
+    };
+    conclude(&[
+        ("one node with two networks", first),
+        ("two nodes of a cluster", second),
+    ])
+}
+
+/// Prints the result of each part; fails, with the names of those that failed, if there are any.
+fn conclude(parts: &[(&str, Outcome)]) -> Result<()> {
+    progress::part("Results");
+    for (name, outcome) in parts {
+        progress::print_line(format!("{name}: {outcome}"));
     }
+    let failed: Vec<&str> = parts
+        .iter()
+        .filter(|(_, outcome)| outcome.is_failure())
+        .map(|(name, _)| *name)
+        .collect();
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
