@@ -75,6 +75,10 @@ pub(crate) fn read(text: &str) -> Piece<'_> {
         return Piece::Chatter;
     }
     let trimmed = plain.trim_start();
+    // The bar of an update of the index: it counts no crates of the build.
+    if trimmed.starts_with("Fetch [") {
+        return Piece::Chatter;
+    }
     if let Some(state) = bar(trimmed) {
         return Piece::Progress(state);
     }
@@ -143,6 +147,10 @@ mod tests {
     fn cargos_own_words_are_hidden_and_all_else_is_shown() {
         assert_eq!(read("   Compiling syn v3.0.9"), Piece::Chatter);
         assert_eq!(read("\x1b[K"), Piece::Chatter);
+        assert_eq!(
+            read("       Fetch [=====>      ] 138 complete; 5 pending    "),
+            Piece::Chatter
+        );
         for line in [
             "warning: unused import",
             "error[E0433]: no such crate",
