@@ -60,12 +60,11 @@ fn build(args: &Args, profile: Profile) -> Result<Nodes> {
     let left_out = left_out(args.keep);
     let mut builds = vec![Build::Ebpf, Build::Programs];
     let mut steps = prepare::STEPS;
-    match &left_out {
-        Some(reason) => say(&format!("The part with two nodes is left out: {reason}.")),
-        None => {
-            builds.push(Build::NodePrograms);
-            steps += 1;
-        }
+    if let Some(reason) = &left_out {
+        say(&format!("The part with two nodes is left out: {reason}."));
+    } else {
+        builds.push(Build::NodePrograms);
+        steps += 1;
     }
     announce(&builds);
     let mut progress = Progress::new(steps);

@@ -67,10 +67,9 @@ impl Goal {
         match self {
             Self::Build | Self::Bench => &[Ebpf, Programs],
             Self::Demo => &[Ebpf, Programs, NodePrograms],
-            Self::Test => &[Ebpf, Programs, CniPlugin, NodePrograms, Image],
+            Self::Test | Self::Node => &[Ebpf, Programs, CniPlugin, NodePrograms, Image],
             Self::Vm => &[Ebpf, Programs, Machines],
             Self::Cross => &[Ebpf, Arm64],
-            Self::Node => &[Ebpf, Programs, CniPlugin, NodePrograms, Image],
             Self::All => &[Ebpf, Programs, CniPlugin, NodePrograms, Image, Arm64, Machines],
         }
     }
