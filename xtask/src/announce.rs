@@ -1,4 +1,4 @@
-//! Says at the start of a command what it will build and about how long that takes.
+//! Prints at the start of a command what it will build and about how long that takes.
 
 use std::path::{Path, PathBuf};
 

@@ -98,7 +98,7 @@ pub(crate) fn replace_by(program: &mut Command) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", program.get_program().display()))
 }
 
-/// Fails if no node can run from this checkout; otherwise says what [`prepare`] and `more` builds will take.
+/// Fails if no node can run from this checkout; otherwise prints what [`prepare`] and `more` build.
 pub(crate) fn start(more: &[Build]) -> Result<()> {
     place::usable(&target())?;
     announce(&[&[Build::Ebpf, Build::Programs, Build::NodePrograms], more].concat());

@@ -51,8 +51,8 @@ const INCREMENTAL: &str = "CARGO_INCREMENTAL";
 
 /// Whether something was compiled incrementally into `target` before, for example by `cargo build`.
 ///
-/// Without such data the first build takes a third less time, so commands make none in a new folder. Whoever changes
-/// code and calls cargo directly makes it, and from then on all commands use and update it: with another setting they
+/// Without such data the first build takes a third less time, so commands make none in a new folder. A direct
+/// call of cargo makes it, and from then on all commands use and update it: with another setting they
 /// would compile every crate a second time.
 fn is_incremental(target: &Path) -> bool {
     // Cargo makes the folder in any case.

@@ -1,4 +1,4 @@
-//! `fresh`: runs a command on a machine with nothing, a new Debian root, to show which packages it forgets to install.
+//! `fresh`: runs a command on a machine with nothing, a new Debian root, to show which packages it does not install.
 
 mod archive;
 mod root;

@@ -124,7 +124,7 @@ fn environment(path: &OsString) -> Command {
     clear_own_build(&mut command);
     command
         .env("PATH", path)
-        // Whoever owns the checkout.
+        // The checkout may belong to another user.
         .env("GIT_CONFIG_COUNT", "1")
         .env("GIT_CONFIG_KEY_0", "safe.directory")
         .env("GIT_CONFIG_VALUE_0", "*")
