@@ -11,7 +11,7 @@ use crate::{
     docs,
     progress::Progress,
     setup::{self, Goal},
-    test::{self, Tally},
+    test::{self, Summary},
     workspace::cargo,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 pub(crate) fn command() -> ExitCode {
     match checks() {
         Ok(()) => test::command(&test::Args::default()),
-        Err(error) => test::conclude(Err(error), Tally::default()),
+        Err(error) => test::conclude(Err(error), Summary::default()),
     }
 }
 
@@ -31,7 +31,7 @@ fn checks() -> Result<()> {
     progress.step("lints", || {
         build(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     })?;
-    progress.step("architecture", arch::check_all)?;
+    progress.step("architecture", || arch::check_all().and_then(|()| test::check_ledger()))?;
     // Runs before any program is built, so that no program is rebuilt with the object in it.
     setup::run(Goal::All, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;

@@ -83,7 +83,7 @@ enum Task {
 
 fn main() -> ExitCode {
     match Cli::parse().task {
-        Task::Arch => report(arch::check_all()),
+        Task::Arch => report(arch::check_all().and_then(|()| test::check_ledger())),
         Task::Bench(args) => report(bench::command(&args)),
         Task::BuildCni => report(build_cni::command()),
         Task::Chart(args) => report(chart::command(&args)),
