@@ -67,6 +67,8 @@ enum Task {
     Demo(demo::Args),
     /// Check that what the pages name exists
     Docs(docs::Args),
+    /// Show which tests needed a second try in the saved reports
+    Flakes,
     /// Build the agent's container image as an OCI archive, without a container engine
     Image(image::Args),
     /// Run one real Kubernetes node with KNI as its network
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
         Task::Cross(args) => report(cross::command(&args)),
         Task::Demo(args) => report(demo::command(&args)),
         Task::Docs(args) => report(docs::command(&args)),
+        Task::Flakes => report(test::flakes()),
         Task::Image(args) => report(image::command(&args)),
         Task::Node(args) => report(node::command(&args)),
         Task::Setup(args) => report(setup::command(&args)),

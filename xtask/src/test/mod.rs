@@ -1,26 +1,36 @@
 //! `test`: prepares the machine, runs all tests of the workspace and the virtual machine, and sums up the results.
 
+mod calibration;
 mod failure;
+mod flakes;
+mod gates;
 mod ledger;
+mod load;
 mod machine;
 mod programs;
 mod reader;
+mod repeat;
+mod report;
 mod run;
 mod second;
+mod selected;
+mod selection;
 mod suite;
 mod tally;
+mod times;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-pub(crate) use tally::Tally;
+pub(crate) use flakes::command as flakes;
+use tally::Tally;
 
-use self::{ledger::Ledger, run::Environment};
+use self::{calibration::Calibration, ledger::Ledger, programs::Built, run::Environment};
 use crate::{
     build_cni, build_ebpf, crds,
     cross::{self, Depth},
     node,
-    progress::Progress,
+    progress::{Progress, say},
     setup::{self, Goal},
     vm,
     workspace::is_root,
@@ -36,6 +46,11 @@ pub(crate) struct Args {
     /// Run the tests that take minutes in full length, and those that are ignored as `long`, and compile for arm64
     #[arg(long)]
     long: bool,
+    /// Write the seconds of each privileged test of a good run into tests/times.toml
+    #[arg(long)]
+    record: bool,
+    #[command(flatten)]
+    selection: selected::Args,
 }
 
 /// The parts of a tier.
@@ -48,6 +63,8 @@ struct Plan {
     vm: bool,
     /// Whether to run long tests in full length.
     long: bool,
+    /// Whether to record the times of the tests.
+    record: bool,
 }
 
 impl Plan {
@@ -63,6 +80,7 @@ impl Plan {
             programs,
             vm,
             long: args.long,
+            record: args.record,
         }
     }
 
@@ -90,7 +108,12 @@ pub(crate) struct Summary {
 /// Runs the command; the last line of its output is the sum.
 pub(crate) fn command(args: &Args) -> ExitCode {
     let mut summary = Summary::default();
-    let result = run(&Plan::new(args), &mut summary);
+    let plan = Plan::new(args);
+    let result = if args.selection.is_empty() {
+        run(&plan, &mut summary)
+    } else {
+        selected::run(&args.selection, &plan, &mut summary)
+    };
     conclude(result, summary)
 }
 
@@ -164,23 +187,39 @@ fn tests(plan: &Plan, ledger: &Ledger, progress: &mut Progress, summary: &mut Su
         }
     })?;
     progress.step("tests", || {
-        let mut environment: Environment = built
-            .variables
-            .iter()
-            .map(|(name, path)| (*name, path.clone().into()))
-            .collect();
-        environment.insert("KNI_REQUIRE", plan.require.into());
-        if plan.long {
-            environment.insert("KNI_LONG", "1".into());
-        }
+        let (environment, slowness) = environment(&built, plan)?;
         let outcome = suite::run(&suite::whole(&built), &environment, ledger, plan.long)?;
         summary.tally = outcome.tally();
         summary.lines = outcome.settled.lines();
+        gates::report(&outcome, slowness);
+        report::write(&outcome, slowness)?;
         suite::judge(&outcome, if plan.programs { plan.require } else { "" })?;
+        if plan.record {
+            times::record(&outcome)?;
+        }
         suite::examples(if plan.programs {
             &["--workspace"]
         } else {
             &programs::UNPRIVILEGED
         })
     })
+}
+
+/// What tests read of the environment, and the slowness of the machine, which is measured here.
+fn environment(built: &Built, plan: &Plan) -> Result<(Environment, f64)> {
+    let variables = built.variables.iter();
+    let mut environment: Environment = variables.map(|(name, path)| (*name, path.clone().into())).collect();
+    environment.insert("KNI_REQUIRE", plan.require.into());
+    if plan.long {
+        environment.insert("KNI_LONG", "1".into());
+    }
+    if !plan.programs {
+        return Ok((environment, 1.0));
+    }
+    let calibration = Calibration::measure()?;
+    say(&calibration.to_string());
+    let slowness = calibration.slowness();
+    environment.insert("KNI_SLOWNESS", format!("{slowness:.2}").into());
+    environment.insert(times::VARIABLE, times::file().into());
+    Ok((environment, slowness))
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The test programs of the integration tests. Their tests wait for permits, so that they may run at once.
-const CONCURRENT: [&str; 4] = ["cluster", "cri", "dataplane", "node"];
+pub(super) const CONCURRENT: [&str; 4] = ["cluster", "cri", "dataplane", "node"];
 /// The programs that integration tests run, and the variables that name them.
 const RUN: [(&str, &str); 6] = [
     ("kni-agent", "KNI_AGENT_BIN"),
