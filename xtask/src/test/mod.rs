@@ -107,6 +107,11 @@ pub(crate) struct Summary {
 
 /// Runs the command; the last line of its output is the sum.
 pub(crate) fn command(args: &Args) -> ExitCode {
+    command_with(args, || Ok(()))
+}
+
+/// As [`command`], with `then` after a run that passed.
+pub(crate) fn command_with(args: &Args, then: impl FnOnce() -> Result<()>) -> ExitCode {
     let mut summary = Summary::default();
     let plan = Plan::new(args);
     let result = if args.selection.is_empty() {
@@ -114,7 +119,7 @@ pub(crate) fn command(args: &Args) -> ExitCode {
     } else {
         selected::run(&args.selection, &plan, &mut summary)
     };
-    conclude(result, summary)
+    conclude(result.and_then(|()| then()), summary)
 }
 
 /// Prints the reason of a failure, if any, and the sum as the last line.
