@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long)]
     record: bool,
     #[command(flatten)]
-    selection: selected::Args,
+    selection: selected::Choice,
 }
 
 /// The parts of a tier.

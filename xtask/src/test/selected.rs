@@ -21,7 +21,7 @@ use crate::{
 
 /// Arguments that select tests and repeat them.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(super) struct Args {
+pub(super) struct Choice {
     /// Run only tests whose name, such as node::egress::ports::a_port, contains this; may be repeated
     #[arg(long, value_name = "NAME", conflicts_with_all = ["tier", "long", "record"])]
     only: Vec<String>,
@@ -48,7 +48,7 @@ pub(super) struct Args {
     seed: Option<u64>,
 }
 
-impl Args {
+impl Choice {
     /// Whether everything has to run, once.
     pub(super) fn is_empty(&self) -> bool {
         self.only.is_empty()
@@ -72,13 +72,13 @@ impl Args {
 }
 
 /// Builds the tests and runs the selected ones.
-pub(super) fn run(args: &Args, plan: &Plan, summary: &mut Summary) -> Result<()> {
+pub(super) fn run(args: &Choice, plan: &Plan, summary: &mut Summary) -> Result<()> {
     require_root("test")?;
     let ledger = Ledger::read()?;
     let changed = args.changed.as_deref().map(Changed::since).transpose()?;
     let suites: BTreeSet<&str> = match &changed {
         Some(changed) => changed.programs(),
-        None => programs::CONCURRENT.into(),
+        None => named_programs(&args.only),
     };
     let mut progress = Progress::new(setup::STEPS + 4);
     setup::run(Goal::Test, &mut progress)?;
@@ -97,4 +97,35 @@ pub(super) fn run(args: &Args, plan: &Plan, summary: &mut Summary) -> Result<()>
         summary.lines = outcome.settled.lines();
         result
     })
+}
+
+/// The programs of integration tests that tests with one of these names may belong to: all, unless each name begins with one.
+fn named_programs(names: &[String]) -> BTreeSet<&str> {
+    let programs = names.iter().map(|name| name.split("::").next().unwrap_or(name));
+    let programs: BTreeSet<&str> = programs.collect();
+    if !programs.is_empty() && programs.iter().all(|name| programs::CONCURRENT.contains(name)) {
+        programs
+    } else {
+        programs::CONCURRENT.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_a_program_build_that_program_only() {
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            named_programs(&names)
+                .into_iter()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["node::egress", "node::cni", "cri"]), ["cri", "node"]);
+        assert_eq!(of(&["node::egress", "cni"]), programs::CONCURRENT);
+        assert_eq!(of(&["kni_ipam::pool"]), programs::CONCURRENT);
+        assert_eq!(of(&[]), programs::CONCURRENT);
+    }
 }
