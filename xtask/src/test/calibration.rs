@@ -116,9 +116,10 @@ mod tests {
     #[test]
     fn slowness_is_the_mean_of_the_ratios() {
         let times = |factors: [u32; 3]| {
-            let [a, b, c] = REFERENCE;
-            let [x, y, z] = factors;
-            let parts = [a * x, b * y, c * z];
+            let mut parts = REFERENCE;
+            for (part, factor) in parts.iter_mut().zip(factors) {
+                *part *= factor;
+            }
             Calibration { parts }.slowness()
         };
         let is = |one: f64, other: f64| (one - other).abs() < 1e-9;

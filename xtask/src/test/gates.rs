@@ -42,7 +42,9 @@ pub(super) fn report(outcome: &Outcome, slowness: f64) {
     let times = slowest(outcome.cases());
     if !times.is_empty() {
         say("the slowest tests:");
-        times.iter().for_each(|time| say(time));
+        for time in &times {
+            say(time);
+        }
     }
 }
 

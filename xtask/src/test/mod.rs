@@ -19,7 +19,7 @@ mod suite;
 mod tally;
 mod times;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, bail};
 pub(crate) use flakes::command as flakes;
@@ -63,8 +63,8 @@ struct Plan {
     vm: bool,
     /// Whether to run long tests in full length.
     long: bool,
-    /// Whether to record the times of the tests.
-    record: bool,
+    /// The file into which the times of the tests are written.
+    record: Option<PathBuf>,
 }
 
 impl Plan {
@@ -80,7 +80,7 @@ impl Plan {
             programs,
             vm,
             long: args.long,
-            record: args.record,
+            record: args.record.then(times::file),
         }
     }
 
@@ -199,8 +199,8 @@ fn tests(plan: &Plan, ledger: &Ledger, progress: &mut Progress, summary: &mut Su
         gates::report(&outcome, slowness);
         report::write(&outcome, slowness)?;
         suite::judge(&outcome, if plan.programs { plan.require } else { "" })?;
-        if plan.record {
-            times::record(&outcome)?;
+        if let Some(path) = &plan.record {
+            times::record(&outcome, path)?;
         }
         suite::examples(if plan.programs {
             &["--workspace"]

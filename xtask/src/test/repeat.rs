@@ -89,7 +89,9 @@ fn prepared(jobs: &[Job], manner: &Manner, number: u32, environment: &Environmen
 }
 
 fn summarise(outcome: &Outcome, repetitions: u32, took: Duration) {
-    lines(outcome, repetitions, took).iter().for_each(|line| say(line));
+    for line in lines(outcome, repetitions, took) {
+        say(&line);
+    }
 }
 
 fn lines(outcome: &Outcome, repetitions: u32, took: Duration) -> Vec<String> {

@@ -158,9 +158,9 @@ fn one(job: &Job, environment: &Environment, board: &Board, show: &(dyn Fn(&str)
         Seen::Ended(is_failed) => {
             show(&format!("[{program} {}] {line}", board.ended(program, reader)));
             if is_failed && is_integration {
-                machine::state()
-                    .iter()
-                    .for_each(|line| show(&format!("    machine: {line}")));
+                for line in machine::state() {
+                    show(&format!("    machine: {line}"));
+                }
             }
         }
     };

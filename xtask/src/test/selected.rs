@@ -22,7 +22,7 @@ use crate::{
 /// Arguments that select tests and repeat them.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Choice {
-    /// Run only tests whose name, such as node::egress::ports::a_port, contains this; may be repeated
+    /// Run only tests whose name, such as `node::egress::ports::a_port`, contains this; may be repeated
     #[arg(long, value_name = "NAME", conflicts_with_all = ["tier", "long", "record"])]
     only: Vec<String>,
     /// Run only what the files that differ from REVISION may break, and what git does not know

@@ -26,9 +26,9 @@ pub(super) fn file() -> PathBuf {
     root().join("tests/times.toml")
 }
 
-/// Writes the times of a complete run.
-pub(super) fn record(outcome: &Outcome) -> Result<()> {
-    write(&file(), &measured(outcome.cases()))
+/// Writes the times of a complete run into the file `path`.
+pub(super) fn record(outcome: &Outcome, path: &Path) -> Result<()> {
+    write(path, &measured(outcome.cases()))
 }
 
 /// Writes a file with random times, so that the tests `tests` (program and path) begin in an order that `seed` decides.
