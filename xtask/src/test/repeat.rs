@@ -1,4 +1,4 @@
-//! Repeats tests in the built programs, on a machine that may be made slower, and says how sure the result is.
+//! Repeats tests in the built programs, on a machine that may be made slower, and reports how sure the result is.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(super) struct Manner {
     pub(super) seed: Option<u64>,
 }
 
-/// Runs `jobs` as often as `manner` says, into `outcome`; stops at the first wrong result.
+/// Runs `jobs` as often as `manner` demands, into `outcome`; stops at the first wrong result.
 pub(super) fn run(
     jobs: &[Job],
     manner: &Manner,

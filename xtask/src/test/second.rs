@@ -59,8 +59,8 @@ pub(super) struct Settled {
     pub(super) tried: Vec<Second>,
     /// Tests that failed in quarantine, with their reasons.
     pub(super) quarantined: Vec<String>,
-    /// Waits that ran out beyond the number that may be tried again.
-    pub(super) beyond: usize,
+    /// Waits that ran out, which exceed the number that may be tried again.
+    pub(super) untried: usize,
 }
 
 impl Settled {
@@ -68,7 +68,7 @@ impl Settled {
     pub(super) fn add(&mut self, other: Self) {
         self.tried.extend(other.tried);
         self.quarantined.extend(other.quarantined);
-        self.beyond += other.beyond;
+        self.untried += other.untried;
     }
 
     /// Lines that report it.
@@ -89,7 +89,7 @@ impl Settled {
 
 /// Settles the failed tests of `runs`: changes the results and sums of those in quarantine, and of those that hold when
 /// they are tried again.
-pub(super) fn settle(
+pub(super) fn resolve(
     runs: &mut [Run],
     ledger: &Ledger,
     programs: &[TestProgram],
@@ -119,7 +119,7 @@ pub(super) fn settle(
                     .push(format!("{} {}: {reason}", run.program, found.test));
             }
             // The run has failed in any case, and each of them may wait for minutes again.
-            Meaning::Again { is_listed: false } if unlisted > UNLISTED => settled.beyond += 1,
+            Meaning::Again { is_listed: false } if unlisted > UNLISTED => settled.untried += 1,
             Meaning::Again { .. } => {
                 let Some(program) = programs.iter().find(|program| program.name == run.program) else {
                     continue;

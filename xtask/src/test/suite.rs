@@ -57,7 +57,7 @@ pub(super) fn run(jobs: &[Job], environment: &Environment, ledger: &Ledger, long
     if long {
         add_long(&mut runs, &programs, environment)?;
     }
-    let settled = second::settle(&mut runs, ledger, &programs, environment)?;
+    let settled = second::resolve(&mut runs, ledger, &programs, environment)?;
     Ok(Outcome { runs, settled })
 }
 
@@ -112,10 +112,10 @@ pub(super) fn judge(outcome: &Outcome, require: &str) -> Result<()> {
         // Printed last: the output of the failed tests may be many thousand lines above.
         let mut lines = vec![format!("{} tests failed", tally.failed)];
         lines.extend(outcome.failures());
-        if outcome.settled.beyond > 0 {
+        if outcome.settled.untried > 0 {
             lines.push(format!(
                 "waits ran out in {} tests that tests/flakes.toml does not list: too many to try them again",
-                outcome.settled.beyond
+                outcome.settled.untried
             ));
         }
         bail!("{}", lines.join("\n"));

@@ -77,7 +77,7 @@ fn only_waits_of_integration_tests_are_tried_again() {
 #[test]
 fn quarantine_excuses_any_result_of_its_test() {
     let mut runs = [run("node", &[("known::a", "Error: left"), ("other::a", "Error: left")])];
-    let settled = settle(&mut runs, &ledger("quarantine = true"), &[], &Environment::new()).unwrap();
+    let settled = resolve(&mut runs, &ledger("quarantine = true"), &[], &Environment::new()).unwrap();
     assert_eq!(settled.quarantined, ["node known::a: left"]);
     let [run] = runs;
     assert_eq!((run.tally.failed, run.tally.skipped), (1, 1));
@@ -112,11 +112,11 @@ fn a_second_try_runs_one_test_alone_and_decides() {
         ("a::wrong", "Error: left"),
     ];
     let mut runs = [run("cri", &failed)];
-    let settled = settle(&mut runs, &ledger(""), &[program], &Environment::new()).unwrap();
+    let settled = resolve(&mut runs, &ledger(""), &[program], &Environment::new()).unwrap();
     let asked = fs::read_to_string(folder.join("asked")).unwrap();
     fs::remove_dir_all(folder).unwrap();
     let ends: Vec<bool> = settled.tried.iter().map(|second| second.has_passed).collect();
-    assert_eq!((ends.as_slice(), settled.beyond), ([true, false].as_slice(), 0));
+    assert_eq!((ends.as_slice(), settled.untried), ([true, false].as_slice(), 0));
     assert_eq!(asked.lines().count(), 2, "{asked}");
     let [run] = runs;
     assert_eq!((run.tally.passed, run.tally.failed), (1, 2));
@@ -137,9 +137,9 @@ fn a_third_wait_that_is_not_listed_is_beyond_the_budget() {
     let (folder, program) = program("three");
     let failed = ["a::holds", "b", "c"].map(|test| (test, EXHAUSTED));
     let mut runs = [run("cri", &failed)];
-    let settled = settle(&mut runs, &ledger(""), &[program], &Environment::new()).unwrap();
+    let settled = resolve(&mut runs, &ledger(""), &[program], &Environment::new()).unwrap();
     assert!(!folder.join("asked").exists(), "none is tried again");
     fs::remove_dir_all(folder).unwrap();
-    assert_eq!((settled.tried.len(), settled.beyond), (0, 3));
+    assert_eq!((settled.tried.len(), settled.untried), (0, 3));
     assert_eq!(runs.first().unwrap().tally.failed, 3);
 }
