@@ -19,9 +19,9 @@ const ROUNDS: u32 = 1000;
 const STEPS: u64 = 1_000_000;
 /// How long these take on the reference machine, idle: starts, rounds, loop.
 const REFERENCE: [Duration; 3] = [
-    Duration::from_millis(90),
-    Duration::from_millis(25),
-    Duration::from_millis(16),
+    Duration::from_millis(60),
+    Duration::from_millis(10),
+    Duration::from_millis(5),
 ];
 /// No answer within this time means that the measurement has failed.
 const LOST: Duration = Duration::from_secs(10);

@@ -6,7 +6,6 @@ use anyhow::{Result, bail};
 
 use super::{
     ledger::Ledger,
-    load::{Load, Speed},
     reader::{Case, End},
     run::{self, Environment, Job},
     second::{self, Settled},
@@ -19,8 +18,6 @@ use crate::progress::say;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manner {
     pub(super) times: u32,
-    pub(super) load: usize,
-    pub(super) percent: Option<u8>,
     /// Whether the order is random.
     pub(super) shuffle: bool,
     pub(super) seed: Option<u64>,
@@ -34,8 +31,6 @@ pub(super) fn run(
     ledger: &Ledger,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let _load = Load::start(manner.load)?;
-    let _speed = manner.percent.map(Speed::restrict).transpose()?;
     let start = Instant::now();
     let mut done = 0;
     for number in 1..=manner.times {

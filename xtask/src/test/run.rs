@@ -21,7 +21,7 @@ use super::{
     tally::Tally,
 };
 use crate::{
-    progress::{self, say},
+    progress,
     workspace::{cargo_path, clear_own_build},
 };
 
@@ -32,6 +32,9 @@ const TESTS_FAILED: i32 = 101;
 
 /// What tests read of the environment.
 pub(super) type Environment = BTreeMap<&'static str, OsString>;
+
+/// Shows a line.
+pub(super) type Show<'a> = &'a (dyn Fn(&str) + Sync);
 
 /// Tests to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,17 +104,17 @@ pub(super) struct Run {
 
 /// Runs the programs of `jobs`: first those whose tests wait for no permit, one after the other, then the others, all at
 /// once: their tests agree among themselves how many run.
-pub(super) fn all(jobs: &[Job], environment: &Environment) -> Result<Vec<Run>> {
+pub(super) fn all(jobs: &[Job], environment: &Environment, show: Show<'_>) -> Result<Vec<Run>> {
     let board = Board::new();
     let (concurrent, others): (Vec<&Job>, Vec<&Job>) = jobs.iter().partition(|job| job.program.is_integration());
     let mut runs = Vec::new();
     for job in others {
-        runs.push(one(job, environment, &board, &say)?);
+        runs.push(one(job, environment, &board, show)?);
     }
     let ended = thread::scope(|scope| {
         let threads: Vec<_> = concurrent
             .into_iter()
-            .map(|job| scope.spawn(|| one(job, environment, &board, &say)))
+            .map(|job| scope.spawn(|| one(job, environment, &board, show)))
             .collect();
         threads
             .into_iter()
@@ -141,7 +144,7 @@ pub(super) fn list(program: &TestProgram) -> Result<Vec<String>> {
 }
 
 /// Runs one job, and passes each line to show to `show` immediately.
-fn one(job: &Job, environment: &Environment, board: &Board, show: &(dyn Fn(&str) + Sync)) -> Result<Run> {
+fn one(job: &Job, environment: &Environment, board: &Board, show: Show<'_>) -> Result<Run> {
     let start = Instant::now();
     let mut child = job
         .command(environment)

@@ -9,10 +9,8 @@ use super::{
     machine,
     programs::TestProgram,
     reader::End,
-    run::{self, Environment, Job, Run},
+    run::{self, Environment, Job, Run, Show},
 };
-use crate::progress::say;
-
 /// How many tests that are not in the ledger may be tried again in one run.
 const UNLISTED: usize = 2;
 
@@ -94,6 +92,7 @@ pub(super) fn resolve(
     ledger: &Ledger,
     programs: &[TestProgram],
     environment: &Environment,
+    show: Show<'_>,
 ) -> Result<Settled> {
     let meanings = meanings(runs, ledger);
     let unlisted = meanings
@@ -124,7 +123,7 @@ pub(super) fn resolve(
                 let Some(program) = programs.iter().find(|program| program.name == run.program) else {
                     continue;
                 };
-                let has_passed = again(program, &found.test, environment)?;
+                let has_passed = again(program, &found.test, environment, show)?;
                 found.tries = 2;
                 if has_passed {
                     found.first = Some(reason.clone());
@@ -171,15 +170,15 @@ fn meaning(run: &Run, test: &str, failure: &Failure, ledger: &Ledger) -> Meaning
 }
 
 /// Runs one test alone; true if it held.
-fn again(program: &TestProgram, test: &str, environment: &Environment) -> Result<bool> {
-    say(&format!(
+fn again(program: &TestProgram, test: &str, environment: &Environment, show: Show<'_>) -> Result<bool> {
+    show(&format!(
         "second try of {} {test}, alone, because a wait ran out",
         program.name
     ));
     for line in machine::state() {
-        say(&format!("    machine: {line}"));
+        show(&format!("    machine: {line}"));
     }
-    let runs = run::all(&[Job::of(program, vec![test.to_owned()])], environment)?;
+    let runs = run::all(&[Job::of(program, vec![test.to_owned()])], environment, show)?;
     let has_passed = |run: &Run| run.is_sound && run.tally.passed == 1 && run.tally.failed == 0;
     Ok(runs.iter().all(has_passed))
 }

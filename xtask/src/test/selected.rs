@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::{
     Plan, Summary, environment,
     ledger::Ledger,
+    load::{Load, Speed},
     programs,
     repeat::{self, Manner},
     selection::{self, Changed},
@@ -22,7 +23,8 @@ use crate::{
 /// Arguments that select tests and repeat them.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Choice {
-    /// Run only tests whose name, such as `node::egress::ports::a_port`, contains this; may be repeated
+    /// Run only tests whose name, such as `node::egress::ports::a_port`, contains this, also if
+    /// it is ignored; may be repeated
     #[arg(long, value_name = "NAME", conflicts_with_all = ["tier", "long", "record"])]
     only: Vec<String>,
     /// Run only what the files that differ from REVISION may break, and what git does not know
@@ -63,8 +65,6 @@ impl Choice {
     fn manner(&self) -> Manner {
         Manner {
             times: self.repeat.unwrap_or(1),
-            load: self.load.unwrap_or(0),
-            percent: self.speed,
             shuffle: self.shuffle,
             seed: self.seed,
         }
@@ -90,6 +90,9 @@ pub(super) fn run(args: &Choice, plan: &Plan, summary: &mut Summary) -> Result<(
             Some(changed) => changed.jobs(&built)?,
             None => selection::named(&built, &args.only)?,
         };
+        let _load = Load::start(args.load.unwrap_or(0))?;
+        let _speed = args.speed.map(Speed::restrict).transpose()?;
+        // Measured on the slower machine, so that patience fits it.
         let (environment, _) = environment(&built, plan)?;
         let mut outcome = Outcome::default();
         let result = repeat::run(&jobs, &args.manner(), &environment, &ledger, &mut outcome);

@@ -10,7 +10,7 @@ use super::{
     second::{self, Settled},
     tally::Tally,
 };
-use crate::{command::build, workspace::cargo};
+use crate::{command::build, progress::say, workspace::cargo};
 
 /// The reason of an ignored test that runs in long proofs begins with this.
 const LONG: &str = "long:";
@@ -52,12 +52,12 @@ impl Outcome {
 
 /// Runs `jobs`, then the tests that are ignored for the reason `long:` if `long`, then the second tries.
 pub(super) fn run(jobs: &[Job], environment: &Environment, ledger: &Ledger, long: bool) -> Result<Outcome> {
-    let mut runs = run::all(jobs, environment)?;
+    let mut runs = run::all(jobs, environment, &say)?;
     let programs: Vec<TestProgram> = jobs.iter().map(|job| job.program.clone()).collect();
     if long {
         add_long(&mut runs, &programs, environment)?;
     }
-    let settled = second::resolve(&mut runs, ledger, &programs, environment)?;
+    let settled = second::resolve(&mut runs, ledger, &programs, environment, &say)?;
     Ok(Outcome { runs, settled })
 }
 
@@ -83,7 +83,7 @@ fn add_long(runs: &mut [Run], programs: &[TestProgram], environment: &Environmen
             jobs.push(Job::of(program, tests));
         }
     }
-    for long in run::all(&jobs, environment)? {
+    for long in run::all(&jobs, environment, &say)? {
         if let Some(run) = runs.iter_mut().find(|run| run.path == long.path) {
             run.seconds += long.seconds;
             run.tally.add(long.tally);

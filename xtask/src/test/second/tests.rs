@@ -5,6 +5,8 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 use super::*;
 use crate::test::{reader::Case, tally::Tally};
 
+/// The output of these programs would be counted as results, if it were output of this program.
+const HIDDEN: Show<'_> = &|_| {};
 const EXHAUSTED: &str = "Error: waited 60s in vain";
 
 fn failure(output: &str) -> Failure {
@@ -77,7 +79,14 @@ fn only_waits_of_integration_tests_are_tried_again() {
 #[test]
 fn quarantine_excuses_any_result_of_its_test() {
     let mut runs = [run("node", &[("known::a", "Error: left"), ("other::a", "Error: left")])];
-    let settled = resolve(&mut runs, &ledger("quarantine = true"), &[], &Environment::new()).unwrap();
+    let settled = resolve(
+        &mut runs,
+        &ledger("quarantine = true"),
+        &[],
+        &Environment::new(),
+        HIDDEN,
+    )
+    .unwrap();
     assert_eq!(settled.quarantined, ["node known::a: left"]);
     let [run] = runs;
     assert_eq!((run.tally.failed, run.tally.skipped), (1, 1));
@@ -112,7 +121,7 @@ fn a_second_try_runs_one_test_alone_and_decides() {
         ("a::wrong", "Error: left"),
     ];
     let mut runs = [run("cri", &failed)];
-    let settled = resolve(&mut runs, &ledger(""), &[program], &Environment::new()).unwrap();
+    let settled = resolve(&mut runs, &ledger(""), &[program], &Environment::new(), HIDDEN).unwrap();
     let asked = fs::read_to_string(folder.join("asked")).unwrap();
     fs::remove_dir_all(folder).unwrap();
     let ends: Vec<bool> = settled.tried.iter().map(|second| second.has_passed).collect();
@@ -137,7 +146,7 @@ fn a_third_wait_that_is_not_listed_is_beyond_the_budget() {
     let (folder, program) = program("three");
     let failed = ["a::holds", "b", "c"].map(|test| (test, EXHAUSTED));
     let mut runs = [run("cri", &failed)];
-    let settled = resolve(&mut runs, &ledger(""), &[program], &Environment::new()).unwrap();
+    let settled = resolve(&mut runs, &ledger(""), &[program], &Environment::new(), HIDDEN).unwrap();
     assert!(!folder.join("asked").exists(), "none is tried again");
     fs::remove_dir_all(folder).unwrap();
     assert_eq!((settled.tried.len(), settled.untried), (0, 3));
