@@ -77,6 +77,8 @@ enum Task {
     Docs(docs::Args),
     /// Run a command on a machine with nothing: a new Debian root, which is gone afterwards; needs root
     Fresh(fresh::Args),
+    /// Show which tests needed a second try in the saved reports
+    Flakes,
     /// Build the agent's container image as an OCI archive, without a container engine
     Image(image::Args),
     /// Run one real Kubernetes node with KNI as its network
@@ -93,7 +95,7 @@ enum Task {
 
 fn main() -> ExitCode {
     match Cli::parse().task {
-        Task::Arch => report(arch::check_all()),
+        Task::Arch => report(arch::check_all().and_then(|()| test::check_ledger())),
         Task::Bench(args) => report(bench::command(&args)),
         Task::BuildCni => report(build_cni::command()),
         Task::Chart(args) => report(chart::command(&args)),
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => report(demo::command(&args)),
         Task::Docs(args) => report(docs::command(&args)),
         Task::Fresh(args) => report(fresh::command(&args)),
+        Task::Flakes => report(test::flakes()),
         Task::Image(args) => report(image::command(&args)),
         Task::Node(args) => report(node::command(&args)),
         Task::Setup(args) => report(setup::command(&args)),
@@ -123,5 +126,15 @@ fn report(result: Result<()>) -> ExitCode {
             println!("error: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
     }
 }

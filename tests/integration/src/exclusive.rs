@@ -6,6 +6,9 @@
 //! it names `waiting`, as it mostly waits for a whole cluster. Tests also wait for each other's timers and for the kernel:
 //! while the CPUs are idle for much of a second, one more may begin, in slots that are taken only then.
 //!
+//! Of the tests that wait, the one with the longest recorded time begins first ([`queue`]), so that no long test is left for
+//! the end.
+//!
 //! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its own.
 
 use std::{
@@ -13,12 +16,15 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
+use self::queue::Queue;
 use crate::cpu_times::CpuTimes;
+
+mod queue;
 
 /// How often a test that waits looks for free slots.
 const POLL: Duration = Duration::from_millis(50);
@@ -61,8 +67,8 @@ struct Slots {
     count: usize,
     /// With those that are taken only while the CPUs are idle.
     most: usize,
-    /// Held by the one thread of this process that looks for slots.
-    looking: Mutex<()>,
+    /// The tests of this process that wait: one of them looks for slots.
+    queue: Queue,
 }
 
 impl Slots {
@@ -72,23 +78,24 @@ impl Slots {
             folder: folder.to_owned(),
             count,
             most,
-            looking: Mutex::new(()),
+            queue: Queue::new(folder),
         })
     }
 
     /// Waits until a test may run; it may until the files are closed.
-    fn acquire(&self, share: Share) -> io::Result<Vec<File>> {
+    fn acquire(&self, share: Share, test: &str) -> io::Result<Vec<File>> {
         if share == Share::Exclusive {
             // A test with a slot has this lock too, shared.
             let alone = self.open("alone")?;
             alone.lock()?;
             return Ok(vec![alone]);
         }
-        let _one_looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.queue.enter(test);
         // One of the machine: those that begin are busy at first, and the next one observes that.
         let one_of_machine = self.open("observer")?;
         let mut cpus = None;
         loop {
+            place.wait();
             if cpus.is_none() && one_of_machine.try_lock().is_ok() {
                 cpus = Some(Observed::begin());
             }
@@ -167,7 +174,7 @@ impl Permit {
             let folder = env::temp_dir().join("kni-test-permits");
             Slots::new(&folder, PER_CPU * cpus, PER_IDLE_CPU * cpus).expect("a folder for permits")
         });
-        let held = slots.acquire(share).expect("the files of permits can be locked");
+        let held = slots.acquire(share, test).expect("the files of permits can be locked");
         let started = Instant::now();
         Self {
             share,
@@ -215,7 +222,7 @@ mod tests {
             thread::scope(|scope| {
                 for _ in 0..COUNT {
                     scope.spawn(|| {
-                        let _held = slots.acquire(Share::Waiting).unwrap();
+                        let _held = slots.acquire(Share::Waiting, "some").unwrap();
                         together.wait();
                     });
                 }
@@ -239,7 +246,7 @@ mod tests {
                 let (inside, slots) = (&inside, if number % 2 == 0 { &one } else { &other });
                 scope.spawn(move || {
                     let share = [Share::Exclusive, Share::Steady, Share::Busy, Share::Waiting][number % 4];
-                    let _held = slots.acquire(share).unwrap();
+                    let _held = slots.acquire(share, "some").unwrap();
                     let taken = if share == Share::Exclusive {
                         COUNT
                     } else {

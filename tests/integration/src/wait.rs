@@ -1,7 +1,7 @@
 //! Waits for conditions, with deadlines.
 
 use std::{
-    env, thread,
+    env, fmt, thread,
     time::{Duration, Instant},
 };
 
@@ -28,11 +28,28 @@ pub fn slowness() -> f64 {
         .clamp(1.0, 8.0)
 }
 
+/// A wait that ran out: the context of the last check's error, which the wait returns.
+///
+/// `cargo xtask test` recognises a failed test by this text as one that may be tried again, because a slow machine is one
+/// of the possible causes. An error without it is a wrong result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exhausted {
+    /// How long the wait lasted.
+    pub patience: Duration,
+}
+
+impl fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "waited {:?} in vain", self.patience)
+    }
+}
+
 /// The first pause between two checks; each following one is twice as long, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(20);
 
-/// Calls `look` until it succeeds. Its errors cause another check; the last one is returned after `patience`.
+/// Calls `look` until it succeeds. Its errors cause another check; the last one is returned after `patience`, with
+/// the context [`Exhausted`].
 pub async fn eventually<T, F: Future<Output = Result<T>>>(
     patience: Duration,
     mut look: impl FnMut() -> F,
@@ -129,7 +146,8 @@ impl Pauses {
     /// system under test. Returns the error `why` once the deadline has passed.
     fn after(&mut self, why: Error, took: Duration) -> Result<Duration> {
         if Instant::now() >= self.deadline {
-            return Err(why.context(format!("waited {:?} in vain", self.patience)));
+            let patience = self.patience;
+            return Err(why.context(Exhausted { patience }));
         }
         let pause = self.next.max(took);
         self.next = LONGEST.min(self.next * 2);
@@ -158,7 +176,9 @@ mod tests {
             looks += 1;
             Err::<(), _>(anyhow::anyhow!("look {looks}"))
         });
-        let error = format!("{:#}", error.expect_err("there is nothing to find"));
-        assert_eq!(error, format!("waited 5ms in vain: look {looks}"));
+        let error = error.expect_err("there is nothing to find");
+        assert_eq!(format!("{error:#}"), format!("waited 5ms in vain: look {looks}"));
+        let patience = Duration::from_millis(5);
+        assert_eq!(error.downcast_ref::<Exhausted>(), Some(&Exhausted { patience }));
     }
 }

@@ -6,17 +6,17 @@ use anyhow::{Context, Result};
 
 /// A crate of the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
+pub(crate) struct Member {
     /// Its folder, relative to the root of the repository.
-    pub(super) folder: String,
+    pub(crate) folder: String,
     /// The name of its package.
-    pub(super) package: String,
+    pub(crate) package: String,
     /// The packages it depends on, in every kind of dependency section, with the line of each.
-    pub(super) dependencies: Vec<(String, usize)>,
+    pub(crate) dependencies: Vec<(String, usize)>,
 }
 
 /// The crates of the workspace at `root`.
-pub(super) fn members(root: &Path) -> Result<Vec<Member>> {
+pub(crate) fn members(root: &Path) -> Result<Vec<Member>> {
     folders(&read(&root.join("Cargo.toml"))?)
         .into_iter()
         .map(|folder| {

@@ -6,7 +6,7 @@ mod cycles;
 mod declarations;
 mod features;
 mod layers;
-mod manifest;
+pub(crate) mod manifest;
 mod modules;
 mod paths;
 mod rules;

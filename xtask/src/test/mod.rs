@@ -1,21 +1,37 @@
 //! `test`: prepares the machine, runs all tests of the workspace and the virtual machine, and sums up the results.
 
+mod calibration;
+mod failure;
+mod flakes;
+mod gates;
+mod ledger;
+mod load;
+mod machine;
 mod programs;
+mod reader;
+mod repeat;
+mod report;
 mod run;
+mod second;
+mod selected;
+mod selection;
+mod suite;
 mod tally;
+mod times;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, bail};
-pub(crate) use tally::Tally;
+pub(crate) use flakes::command as flakes;
+use tally::Tally;
 
-use self::run::Outcome;
+use self::{calibration::Calibration, ledger::Ledger, programs::Built, run::Environment};
 use crate::{
     build_cni, build_ebpf, crds,
     cross::{self, Depth},
     goal::Goal,
     node,
-    progress::Progress,
+    progress::{Progress, say},
     setup, vm,
     workspace::is_root,
 };
@@ -27,9 +43,14 @@ pub(crate) struct Args {
     /// whole node, 3 adds the other kernel [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=3))]
     tier: Option<u8>,
-    /// Run the tests that take minutes in full length, and compile for arm64
+    /// Run the tests that take minutes in full length, and those that are ignored as `long`, and compile for arm64
     #[arg(long)]
     long: bool,
+    /// Write the seconds of each privileged test of a good run into tests/times.toml
+    #[arg(long)]
+    record: bool,
+    #[command(flatten)]
+    selection: selected::Choice,
 }
 
 /// The parts of a tier.
@@ -42,6 +63,8 @@ struct Plan {
     vm: bool,
     /// Whether to run long tests in full length.
     long: bool,
+    /// The file into which the times of the tests are written.
+    record: Option<PathBuf>,
 }
 
 impl Plan {
@@ -57,6 +80,7 @@ impl Plan {
             programs,
             vm,
             long: args.long,
+            record: args.record.then(times::file),
         }
     }
 
@@ -73,35 +97,62 @@ impl Plan {
     }
 }
 
+/// What a run reports at its end.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    tally: Tally,
+    /// Lines before the sum.
+    lines: Vec<String>,
+}
+
 /// Runs the command; the last line of its output is the sum.
 pub(crate) fn command(args: &Args) -> ExitCode {
-    let mut tally = Tally::default();
-    let result = run(&Plan::new(args), &mut tally);
-    conclude(result, tally)
+    command_with(args, || Ok(()))
+}
+
+/// As [`command`], with `then` after a run that passed.
+pub(crate) fn command_with(args: &Args, then: impl FnOnce() -> Result<()>) -> ExitCode {
+    let mut summary = Summary::default();
+    let plan = Plan::new(args);
+    let result = if args.selection.is_empty() {
+        run(&plan, &mut summary)
+    } else {
+        selected::run(&args.selection, &plan, &mut summary)
+    };
+    conclude(result.and_then(|()| then()), summary)
 }
 
 /// Prints the reason of a failure, if any, and the sum as the last line.
-pub(crate) fn conclude(result: Result<()>, mut tally: Tally) -> ExitCode {
+pub(crate) fn conclude(result: Result<()>, mut summary: Summary) -> ExitCode {
     let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("error: {error:#}");
             // A failure outside of any test, such as a compile error, must not end with zero failed tests.
-            tally.failed = tally.failed.max(1);
+            summary.tally.failed = summary.tally.failed.max(1);
             ExitCode::FAILURE
         }
     };
-    println!("{tally}");
+    for line in summary.lines {
+        println!("{line}");
+    }
+    println!("{}", summary.tally);
     code
 }
 
-fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
+/// Checks the ledger of flaky tests.
+pub(crate) fn check_ledger() -> Result<()> {
+    Ledger::read().map(drop)
+}
+
+fn run(plan: &Plan, summary: &mut Summary) -> Result<()> {
     if !plan.require.is_empty() && !is_root() {
         bail!(
             "the tests make network namespaces and load eBPF programs, which needs root; \
              `cargo xtask test --tier 0` runs those that need no privilege"
         );
     }
+    let ledger = Ledger::read()?;
     let mut progress = Progress::new(plan.steps());
     progress.step("definitions", crds::up_to_date)?;
     if plan.programs {
@@ -111,32 +162,18 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         // Built before the tests, so that the build time is not part of the first test that needs them.
         node::build_programs(&mut progress, &["--helm", "--kni", "--e2e"])?;
     }
-    // A step of its own, so that its time is not part of that of the tests.
-    let built = progress.step("test programs", || {
-        if plan.programs {
-            programs::build().map(Some)
-        } else {
-            programs::build_unprivileged().map(|()| None)
-        }
-    });
-    let tests = built.and_then(|built| {
-        progress.step("tests", || {
-            let mut outcome = run::tests(plan, built, tally)?;
-            outcome.report_times();
-            judge(plan, *tally, &outcome)
-        })
-    });
+    let tests = tests(plan, &ledger, &mut progress, summary);
     // The virtual machine runs in any case: its result may explain the others.
     let machine = if plan.vm {
         let result = vm::run(&mut progress);
-        tally.count(result.is_ok());
+        summary.tally.count(result.is_ok());
         result
     } else {
         Ok(())
     };
     let other = if plan.crosses() {
         let result = cross::compile(Depth::Check, &mut progress);
-        tally.count(result.is_ok());
+        summary.tally.count(result.is_ok());
         result
     } else {
         Ok(())
@@ -144,66 +181,50 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
     tests.and(machine).and(other)
 }
 
-/// Decides whether the tests are a success from their output and the exit status of cargo.
-fn judge(plan: &Plan, tally: Tally, outcome: &Outcome) -> Result<()> {
-    if tally.failed > 0 {
-        // Printed last: the output of the failed tests may be many thousand lines above.
-        let mut lines = vec![format!("{} tests failed", tally.failed)];
-        lines.extend(outcome.failures.iter().map(ToString::to_string));
-        bail!("{}", lines.join("\n"));
-    }
-    if !outcome.success {
-        bail!("`cargo test` failed outside of any test");
-    }
-    if tally.passed == 0 {
-        bail!("no test ran");
-    }
-    if plan.programs && tally.reported_skip > 0 {
-        bail!(
-            "{} tests were skipped, though this run requires {}",
-            tally.reported_skip,
-            plan.require
-        );
-    }
-    Ok(())
+/// Builds the tests and runs them, as two steps of `progress`.
+fn tests(plan: &Plan, ledger: &Ledger, progress: &mut Progress, summary: &mut Summary) -> Result<()> {
+    // A step of its own, so that its time is not part of that of the tests.
+    let built = progress.step("test programs", || {
+        if plan.programs {
+            programs::build()
+        } else {
+            programs::build_unprivileged()
+        }
+    })?;
+    progress.step("tests", || {
+        let (environment, slowness) = environment(&built, plan)?;
+        let outcome = suite::run(&suite::whole(&built), &environment, ledger, plan.long)?;
+        summary.tally = outcome.tally();
+        summary.lines = outcome.settled.lines();
+        gates::report(&outcome, slowness);
+        report::write(&outcome, slowness)?;
+        suite::judge(&outcome, if plan.programs { plan.require } else { "" })?;
+        if let Some(path) = &plan.record {
+            times::record(&outcome, path)?;
+        }
+        suite::examples(if plan.programs {
+            &["--workspace"]
+        } else {
+            &programs::UNPRIVILEGED
+        })
+    })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn judged(tally: Tally, success: bool) -> Result<()> {
-        let outcome = Outcome {
-            success,
-            ..Outcome::default()
-        };
-        judge(&Plan::new(&Args::default()), tally, &outcome)
+/// What tests read of the environment, and the slowness of the machine, which is measured here.
+fn environment(built: &Built, plan: &Plan) -> Result<(Environment, f64)> {
+    let variables = built.variables.iter();
+    let mut environment: Environment = variables.map(|(name, path)| (*name, path.clone().into())).collect();
+    environment.insert("KNI_REQUIRE", plan.require.into());
+    if plan.long {
+        environment.insert("KNI_LONG", "1".into());
     }
-
-    #[test]
-    fn only_tests_that_ran_and_held_are_a_success() {
-        let good = Tally {
-            passed: 3,
-            ..Tally::default()
-        };
-        assert!(judged(good, true).is_ok());
-        assert!(judged(good, false).is_err(), "cargo itself failed");
-        assert!(judged(Tally::default(), true).is_err(), "nothing ran");
-        assert!(judged(Tally { failed: 1, ..good }, true).is_err());
-        assert!(
-            judged(
-                Tally {
-                    skipped: 1,
-                    reported_skip: 1,
-                    ..good
-                },
-                true
-            )
-            .is_err()
-        );
-        assert!(
-            judged(Tally { skipped: 1, ..good }, true).is_ok(),
-            "an ignored test was meant to be"
-        );
+    if !plan.programs {
+        return Ok((environment, 1.0));
     }
+    let calibration = Calibration::measure()?;
+    say(&calibration.to_string());
+    let slowness = calibration.slowness();
+    environment.insert("KNI_SLOWNESS", format!("{slowness:.2}").into());
+    environment.insert(times::VARIABLE, times::file().into());
+    Ok((environment, slowness))
 }
