@@ -73,10 +73,8 @@ pub(super) fn tests(plan: &Plan, built: Option<Built>, tally: &mut Tally) -> Res
     for target in others.iter().filter_map(|program| program.target.as_ref()) {
         command.args(["--test", target]);
     }
+    // Without `--doc`: there are no doctests, `cargo xtask arch` checks that.
     let mut outcome = sequential(&mut command, plan, tally)?;
-    let mut command = cargo();
-    command.args(["test", "--workspace", "--no-fail-fast", "--doc"]);
-    outcome.add(sequential(&mut command, plan, tally)?);
     let mut commands: Vec<Command> = concurrent
         .iter()
         .map(|program| {
