@@ -7,6 +7,7 @@ mod arch;
 mod bench;
 mod build_cni;
 mod build_ebpf;
+mod cache;
 mod cargo_output;
 mod chart;
 mod ci;
