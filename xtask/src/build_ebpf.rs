@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    command,
+    cache, command,
     goal::{self, Build},
     linker, toolchain,
     workspace::{clear_own_build, ebpf_object, root, target},
@@ -140,9 +140,68 @@ pub(crate) fn build_for(architecture: Architecture, trace: bool) -> Result<PathB
     Ok(object)
 }
 
+/// Like [`build_for`], but compiles only what was not compiled before from the same sources by the same compiler, in any
+/// clone.
+pub(crate) fn provide(architecture: Architecture) -> Result<PathBuf> {
+    // That of this machine is what the tests load: cargo decides about it.
+    if architecture == Architecture::X86_64 {
+        return build_for(architecture, false);
+    }
+    let (key, kind, object) = (key(architecture)?, "ebpf-aarch64", architecture.object());
+    if let Some(bytes) = cache::read(kind, &key) {
+        publish_bytes(&bytes, &object)?;
+        return Ok(object);
+    }
+    build_for(architecture, false)?;
+    let bytes = fs::read(&object).with_context(|| format!("cannot read {}", object.display()))?;
+    cache::write(kind, &key, &bytes)?;
+    Ok(object)
+}
+
+/// Identifies everything that determines the object: sources, versions of dependencies, compiler, linker and flags.
+fn key(architecture: Architecture) -> Result<String> {
+    let toolchain = toolchain::find()?;
+    let mut files = vec![root().join("Cargo.lock"), root().join("Cargo.toml")];
+    for package in [PACKAGE, "kni-common"] {
+        list(&root().join(package), &mut files)?;
+    }
+    files.sort();
+    let mut text = format!("{} {RUSTFLAGS:?} {PROFILE:?} {TARGET}", architecture.flag());
+    for program in [&toolchain.rustc, &toolchain.cargo] {
+        text += &command::output(Command::new(program).arg("-vV"))?;
+    }
+    text += &command::output(Command::new(linker::find()?).arg("--version"))?;
+    let mut bytes = text.into_bytes();
+    for file in files {
+        let content = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let name = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
+        bytes.extend(format!("\n{name} {}\n", content.len()).into_bytes());
+        bytes.extend(content);
+    }
+    cache::digest(&bytes)
+}
+
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry
+            .with_context(|| format!("cannot list {}", folder.display()))?
+            .path();
+        if path.is_dir() {
+            list(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
 /// Copies `built` to `object` atomically: a reader sees either the old or the new content.
 fn publish(built: &Path, object: &Path) -> Result<()> {
     let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
+    publish_bytes(&bytes, object)
+}
+
+fn publish_bytes(bytes: &[u8], object: &Path) -> Result<()> {
     if fs::read(object).is_ok_and(|old| old == bytes) {
         return Ok(());
     }

@@ -53,9 +53,7 @@ fn checks() -> Result<()> {
     // Runs before any program is built, so that no program is rebuilt with the object in it.
     setup::run(Goal::All, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
-    progress.step("eBPF programs for arm64", || {
-        build_ebpf::build_for(Architecture::Aarch64, false)
-    })?;
+    progress.step("eBPF programs for arm64", || build_ebpf::provide(Architecture::Aarch64))?;
     progress.step("pages", docs::check)?;
     // After the build of the programs that it runs.
     fresh::gate(&mut progress)

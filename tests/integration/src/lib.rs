@@ -32,6 +32,7 @@ pub mod stage;
 pub mod syscall;
 pub mod trace;
 pub mod traffic;
+pub mod verifier;
 pub mod wait;
 pub mod world;
 

@@ -11,6 +11,7 @@ mod modules;
 mod paths;
 mod rules;
 mod tokens;
+mod untested;
 mod vocabulary;
 mod words;
 
@@ -62,6 +63,7 @@ pub(crate) fn check_all() -> Result<()> {
         }
     }
     violations.extend(vocabulary::violations()?);
+    violations.extend(untested::violations(&members)?);
     for violation in &violations {
         say(&violation.to_string());
     }

@@ -90,7 +90,8 @@ impl Plan {
     }
 
     fn steps(&self) -> usize {
-        let before = if self.programs { setup::STEPS + 3 } else { 0 };
+        let plugin = usize::from(self.long);
+        let before = if self.programs { setup::STEPS + 2 + plugin } else { 0 };
         let after = if self.vm { vm::STEPS } else { 0 };
         let other = if self.crosses() { cross::STEPS } else { 0 };
         1 + before + 2 + after + other
@@ -158,7 +159,9 @@ fn run(plan: &Plan, summary: &mut Summary) -> Result<()> {
     if plan.programs {
         setup::run(if plan.vm { Goal::All } else { Goal::Test }, &mut progress)?;
         progress.step("eBPF programs", || build_ebpf::build(false))?;
-        progress.step("CNI plugin", || build_cni::build().map(drop))?;
+        if plan.long {
+            progress.step("CNI plugin", || build_cni::build().map(drop))?;
+        }
         // Built before the tests, so that the build time is not part of the first test that needs them.
         node::build_programs(&mut progress, &["--helm", "--kni", "--e2e"])?;
     }

@@ -9,7 +9,6 @@ mod checks;
 mod pods;
 mod tables;
 mod uplink;
-mod verifier;
 
 use std::process::ExitCode;
 
@@ -17,7 +16,7 @@ use anyhow::{Context as _, Result, ensure};
 use aya::util::KernelVersion;
 use kni_dataplane as dataplane;
 use kni_dataplane::{Dataplane, DataplaneOptions, EventStream, Hook, HookChoice, NodeConfig};
-use kni_integration::{Namespaces, programs};
+use kni_integration::{Namespaces, programs, verifier};
 
 use self::pods::Pods;
 

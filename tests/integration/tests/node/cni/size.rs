@@ -4,7 +4,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 const MAX_BYTES: u64 = 5_000_000;
 const MAX_START: Duration = Duration::from_millis(2);
@@ -30,15 +30,11 @@ fn start(program: &Path) -> Result<Duration> {
     Ok(took)
 }
 
+/// The gate has the plugin of the tests only.
 #[test]
+#[ignore = "long: links the plugin as it is released"]
 fn the_released_plugin_is_small_and_starts_quickly() -> Result<()> {
-    // A single test need not build a release; `cargo xtask test` does.
-    let required = std::env::var("KNI_REQUIRE").is_ok_and(|required| !required.is_empty());
-    let Some(program) = released()? else {
-        ensure!(!required, "there is no plugin to measure: run `cargo xtask build-cni`");
-        println!("not measured: `cargo xtask build-cni` has not been run");
-        return Ok(());
-    };
+    let program = released()?.context("there is no plugin to measure: run `cargo xtask build-cni`")?;
     let bytes = program.metadata()?.len();
     // A program that does nothing shows the cost of starting a process on this machine.
     let mut starts: Vec<(Duration, Duration)> = Vec::new();

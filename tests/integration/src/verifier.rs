@@ -20,7 +20,7 @@ static A_NAMESPACE: u64 = 1;
 const EXPLAINING: [&str; 2] = ["from_pod", "to_pod"];
 
 /// Prints a line `verified PROGRAM: N instructions, stack A+B` for each program; fails if one is refused.
-pub(crate) fn report(object: &[u8]) -> Result<()> {
+pub fn report(object: &[u8]) -> Result<()> {
     let mut loader = EbpfLoader::new();
     loader.verifier_log_level(VerifierLogLevel::STATS);
     loader.override_global(NODE_NAMESPACE, &A_NAMESPACE, true);
