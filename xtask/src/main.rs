@@ -63,7 +63,7 @@ enum Task {
     Crds(crds::Args),
     /// Build the programs of a node for arm64
     Cross(cross::Args),
-    /// Show one node with two isolated networks
+    /// Show two isolated networks on one node and, where Go is installed, on two nodes
     Demo(demo::Args),
     /// Check that what the pages name exists
     Docs(docs::Args),
