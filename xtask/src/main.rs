@@ -46,7 +46,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Task {
     /// Check layers, dependencies and cycles of files, and look for retired words in code and pages
-    Arch,
+    Arch(arch::Args),
     /// Measure KNI beside other ways to connect pods
     Bench(bench::Args),
     /// Build the CNI plugin into target/x86_64-unknown-linux-gnu/release/kni-cni
@@ -83,7 +83,7 @@ enum Task {
 
 fn main() -> ExitCode {
     match Cli::parse().task {
-        Task::Arch => report(arch::check_all()),
+        Task::Arch(args) => report(arch::check(&args)),
         Task::Bench(args) => report(bench::command(&args)),
         Task::BuildCni => report(build_cni::command()),
         Task::Chart(args) => report(chart::command(&args)),

@@ -225,7 +225,7 @@ fn a_packet_that_all_policies_allow_is_never_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Packets between the two pods of the last network, to the outside and from there, which are all judged anew.
+/// Packets between the two pods of the last network, to the outside and from there, which are all evaluated anew.
 fn all_pass(programs: &Programs, frames: u64) -> Result<()> {
     let outside = Ipv4Addr::new(198, 51, 100, 9).into();
     let (one, two) = (address4(3).into(), address4(2).into());
