@@ -6,9 +6,9 @@
 //!
 //! | layer | crates `kni-*` | rule |
 //! |---|---|---|
-//! | root | `agent` | wires everything together, contains no rule of the business |
+//! | root | `agent` | wires everything together; orders the application of desired state |
 //! | edge | `grpc`, `http`, `manifests` | speak a protocol, decide nothing |
-//! | service, by rank | `controllers` above `inspect` above `pods` above `cluster`, `flows` and `uplink`, which is above `enforcement` | own order, locks, undo |
+//! | service, by rank | `controllers` above `inspect` above `pods` above `uplink`, `fabric` and `reflectors` above `claims`, `cluster`, `enforcement` and `flows` above `tasks` | own order, locks, undo |
 //! | driver | `netlink`, `dataplane`, `store`, `plugins` | one outside thing each; never import each other |
 //! | engine | `ipam`, `policy`, `services` | pure: no I/O, no async, no clock |
 //! | model | `crd` above `model`; `metrics` | shared types |

@@ -95,7 +95,7 @@ pub struct NodeEndpointSpec {
     /// The largest IP packet, in bytes, that the interfaces with the addresses send and receive.
     #[schemars(range(min = 1280, max = 65535))]
     pub mtu: u32,
-    /// Changes with the other fields: other nodes judge their flows to this node again.
+    /// Changes with the other fields: other nodes evaluate their flows to this node again.
     #[schemars(range(min = 1))]
     pub epoch: u32,
 }

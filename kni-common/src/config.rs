@@ -26,7 +26,7 @@ map_types! {
         pub udp_replied: u32,
         /// Lifetime of a UDP stream ([`crate::flow::FLOW_AGED`]).
         pub udp_established: u32,
-        /// Lifetime of SCTP once the opener went on after the reply.
+        /// Lifetime of SCTP once the opener continued after the reply.
         pub sctp_established: u32,
         /// Lifetime of ICMP and other protocols after the first reply.
         pub other_established: u32,

@@ -146,7 +146,7 @@ pub const END_ROUTED: u8 = 5;
 pub const FLOW_OPENED_BY_SECOND: u16 = 1;
 /// A reply was seen.
 pub const FLOW_REPLIED: u16 = 1 << 1;
-/// The flow is established. TCP and SCTP: the opener went on after the reply. UDP: a stream, see [`FLOW_AGED`]. Other
+/// The flow is established. TCP and SCTP: the opener continued after the reply. UDP: a stream, see [`FLOW_AGED`]. Other
 /// protocols: with the first reply.
 pub const FLOW_CONFIRMED: u16 = 1 << 2;
 /// UDP: the opener has sent a packet after the reply in a later window of 2^[`WINDOW_SHIFT`] jiffies than the packet

@@ -170,7 +170,7 @@ verdicts! {
     /// All masquerade ports are in use for this destination.
     MasqueradePorts = 66, "masquerade_ports", "all masquerade ports towards this destination are in use";
     /// The protocol has no ports to masquerade with.
-    MasqueradeProtocol = 67, "masquerade_protocol", "the protocol, or IPv6 through a service with an external backend, cannot be masqueraded";
+    MasqueradeProtocol = 67, "masquerade_protocol", "the protocol cannot be masqueraded";
     /// No address to masquerade with, or no route.
     MasqueradeAddress = 68, "masquerade_address", "the node has no address or no route to masquerade with";
     /// The packet exceeds the MTU of the uplink or towards the destination's node: answered with that MTU.

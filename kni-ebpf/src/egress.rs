@@ -84,7 +84,7 @@ fn units(ctx: &TcContext, place: &Place, packet: &Packet) -> u32 {
     u32::from(unit([a, b])) | u32::from(unit([c, d])) << 8
 }
 
-/// Judges a packet that another node, by its address in the underlay, sent with or to an egress address: [`LEAVES`] or
+/// Evaluates a packet that another node, by its address in the underlay, sent with or to an egress address: [`LEAVES`] or
 /// [`RETURNS`]. What leaves is checked against the uplink as it will be.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "two bytes")]

@@ -1,7 +1,7 @@
 //! Caches the objects of the cluster, and derives from them the networks of one node and of its pods.
 //! Layer: service.
 //!
-//! The controllers fill the cache from the API server. Attach reads it and never calls the API server.
+//! `kni-reflectors` fills the cache from the API server. Attach reads it and never calls the API server.
 
 mod blocks;
 mod cache;

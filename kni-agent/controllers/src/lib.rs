@@ -1,5 +1,4 @@
-//! Connects the agent to a cluster: follows the API server's objects, completes attach requests with them, and writes
-//! status back.
+//! Reconciles the node with the objects of the API server, whose caches `kni-reflectors` fills, and writes status back.
 //! Layer: service.
 //!
 //! ```text

@@ -58,7 +58,7 @@ fn published(rows: &[(u32, EndpointRow)]) -> impl Iterator<Item = u32> {
 }
 
 /// The rows of a change, in the order in which they must be written: first the policy words, then the generations. A
-/// program that reads a new generation reads words that are no older, so that no flow is ever marked as judged by
+/// program that reads a new generation reads words that are no older, so that no flow is ever marked as evaluated by
 /// policies that were not yet applied.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rounds {

@@ -30,7 +30,7 @@ pub struct Hop {
     pub ifindex: Option<u32>,
     /// Largest IP packet that fits, in bytes, before any outer header.
     pub mtu: u32,
-    /// Another value means another node, or another state of it: flows are judged again.
+    /// Another value means another node, or another state of it: flows are evaluated again.
     pub stamp: u64,
 }
 

@@ -66,7 +66,7 @@ pub struct FlowCensus {
 }
 
 /// The flow tables and the endpoints' shares of them. They need no lock: the programs write them at any time, and if a
-/// row that has just changed is removed, the next packet is judged again, as after an eviction.
+/// row that has just changed is removed, the next packet is evaluated again, as after an eviction.
 pub(super) struct FlowTables {
     flows4: Table<FlowKey4, FlowValue>,
     flows6: Table<FlowKey6, FlowValue>,
@@ -134,7 +134,7 @@ impl FlowTables {
         }
     }
 
-    /// Removes flows of a network that leave the node or pass its stack: the next packet of each is judged again.
+    /// Removes flows of a network that leave the node or pass its stack: the next packet of each is evaluated again.
     pub(super) fn remove_external(
         &self,
         network: NetworkId,

@@ -286,7 +286,7 @@ impl Dataplane {
     }
 
     /// Sets the route action of a network's packets to addresses without endpoint. Where the network's egress changes,
-    /// its flows that used the old one are judged again.
+    /// its flows that used the old one are evaluated again.
     pub fn set_routes(&self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
         if lock(&self.endpoints).set_routes(network, routes)? {
             let endpoints = lock(&self.endpoints).rows()?;

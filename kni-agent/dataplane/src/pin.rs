@@ -159,7 +159,7 @@ impl Pins {
     }
 
     /// Compares every pinned map with its specification. One that differs is unpinned with a warning, so that loading
-    /// creates a new one: its rows are restored from the agent's state, its flows are judged again.
+    /// creates a new one: its rows are restored from the agent's state, its flows are evaluated again.
     pub(super) fn check_maps(&self, specs: &[MapSpec]) -> Result<(), DataplaneError> {
         for spec in specs {
             let path = self.map(spec.name);

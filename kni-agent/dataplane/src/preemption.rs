@@ -11,7 +11,7 @@ const VERSION: &str = "/proc/sys/kernel/version";
 
 /// Fails on a kernel with `PREEMPT_RT`. The programs keep what they know about a packet in one row per CPU, which is
 /// right because softirqs of one CPU never interrupt each other; with `PREEMPT_RT` they may (Linux 6.18, without
-/// `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`), and a packet would be judged by another one's addresses.
+/// `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`), and a packet would be evaluated by another one's addresses.
 pub(super) fn check() -> Result<(), DataplaneError> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     if is_realtime(&read(REALTIME), &read(VERSION)) {

@@ -80,7 +80,7 @@ impl Dataplane {
     /// Replaces what the programs know of other nodes. Until the first call they use what an earlier agent wrote.
     ///
     /// Rows are written before those that refer to them, and removed in reverse (I2). When it returns, established flows
-    /// whose far end has moved, or is not known any more, are judged again. Blocking: some microseconds per changed row.
+    /// whose far end has moved, or is not known any more, are evaluated again. Blocking: some microseconds per changed row.
     ///
     /// # Errors
     /// The first one. What has no room stops nothing else: everything that another node has no longer is removed all the same.
@@ -119,7 +119,7 @@ impl Dataplane {
         maps.adopt(&(&overlay | &shares))
     }
 
-    /// Writes the routes of the networks, and has the flows judged again whose far ends they move.
+    /// Writes the routes of the networks, and has the flows evaluated again whose far ends they move.
     fn write_routes(&self, maps: &FabricMaps, fabric: &FabricRows) -> Result<(), DataplaneError> {
         let networks = fabric.networks.iter();
         let routes = networks.map(|(network, of)| (*network, maps.routes(of))).collect();

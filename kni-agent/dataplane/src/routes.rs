@@ -100,7 +100,7 @@ pub(super) struct RouteTable {
     written: BTreeMap<u32, Rows>,
     /// The networks whose last write failed.
     unwritten: BTreeSet<u32>,
-    /// Networks of which a destination may have got another node, or none, since their flows were judged again. Initially all
+    /// Networks of which a destination may have got another node, or none, since their flows were evaluated again. Initially all
     /// with rows: the earlier agent may have ended in between.
     moved: BTreeSet<u32>,
     /// The routes that this agent has set.
@@ -199,14 +199,14 @@ impl RouteTable {
         self.write_each(&networks)
     }
 
-    /// Networks whose flows have to be judged again, by whichever call their destinations have moved; none before the
+    /// Networks whose flows have to be evaluated again, by whichever call their destinations have moved; none before the
     /// destinations are known.
     pub(super) fn moved(&self) -> BTreeSet<u32> {
         let is_known = self.remote.is_some();
         self.moved.iter().copied().filter(|_| is_known).collect()
     }
 
-    /// The flows of these networks have been judged again, after every change of their rows.
+    /// The flows of these networks have been evaluated again, after every change of their rows.
     pub(super) fn remove_moved(&mut self, networks: &BTreeSet<u32>) {
         self.moved.retain(|network| !networks.contains(network));
     }
@@ -552,7 +552,7 @@ mod tests {
         assert!(left.iter().all(|(_, value)| value.action != ACTION_REMOTE));
     }
 
-    /// The networks whose flows the call has judged again.
+    /// The networks whose flows the call has evaluated again.
     fn set_remote(
         table: &mut RouteTable,
         remote: BTreeMap<NetworkId, RemoteRoutes>,

@@ -31,9 +31,9 @@ pub struct FlowLifetimes {
     pub other_new: Duration,
     /// UDP: after a reply. A question and its answer end here.
     pub udp_replied: Duration,
-    /// UDP: once the opener has gone on for a while after a reply.
+    /// UDP: once the opener has continued for a while after a reply.
     pub udp_established: Duration,
-    /// SCTP: once the opener has gone on after the reply.
+    /// SCTP: once the opener has continued after the reply.
     pub sctp_established: Duration,
     /// ICMP and other protocols: after a reply.
     pub other_established: Duration,

@@ -157,7 +157,7 @@ impl Flows {
         Ok(([destination.host_mac, destination.mac], place))
     }
 
-    /// A source port without a flow to the destination: a packet of an established flow is not judged, and the answer
+    /// A source port without a flow to the destination: a packet of an established flow is not evaluated, and the answer
     /// would lack the policies and the service.
     fn unused_port(&self, seen: &Seen, question: &ExplainQuestion) -> Result<u16, QuestionError> {
         let (protocol, destination_port) = match question.protocol {

@@ -68,7 +68,7 @@ pub(super) fn of(flow: &FlowView, ingress_ifindex: u32, crossing: &Crossing) -> 
 fn policy_steps(flow: &FlowView, ingress_ifindex: u32) -> Vec<String> {
     let mut steps = Vec::new();
     let sender = flow.direction == Direction::FromPod && flow.source.pod.is_some();
-    // The ingress of a pod of another node is judged there.
+    // The ingress of a pod of another node is evaluated there.
     let receives = flow.destination.pod.is_some() && flow.destination.node.is_none();
     let leaves = flow.destination.pod.is_none();
     if sender {

@@ -38,7 +38,7 @@ pub struct PolicyTables {
 }
 
 /// One step from one state of the policy tables to another. Steps are carried out in order; after each one every packet
-/// is judged by the old state or by the new one, never by a mixture that denies what both allow.
+/// is evaluated by the old state or by the new one, never by a mixture that denies what both allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyStep {
     /// Writes rows of `PORTS`.

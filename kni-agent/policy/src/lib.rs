@@ -144,7 +144,7 @@ impl PolicyEngine {
     /// before [`Self::confirm`]: a plan that is not confirmed may have been carried out in part, and the next plan
     /// rewrites every row that it may have changed.
     ///
-    /// After each step, every packet is judged as before the first step or as after the last one, for each direction
+    /// After each step, every packet is evaluated as before the first step or as after the last one, for each direction
     /// separately. Where [`Self::has_postponed`], it may be denied instead. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
     /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {

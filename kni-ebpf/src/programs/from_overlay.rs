@@ -269,7 +269,7 @@ extern "C" fn from_overlay_to_port(
     ARRIVED
 }
 
-/// The pod that sent the packet which the error quotes. The error itself is judged as those to pods.
+/// The pod that sent the packet which the error quotes. The error itself is evaluated as those to pods.
 #[inline(always)]
 fn of_error(ctx: &TcContext, place: &Place, packet: &Packet) -> Option<(u32, &'static EndpointRow)> {
     let work = work::begin(place, packet)?;

@@ -114,7 +114,7 @@ fn names_vlan(tag: Tag) -> bool {
     u16::from_be(tag.control) & VLAN_ID != 0
 }
 
-/// Judges the packet that begins at the offset.
+/// Evaluates the packet that begins at the offset.
 #[inline(always)]
 fn packet(ctx: &XdpContext, ethertype: u16, start: usize) -> Result<(), Verdict> {
     let length = ctx.data_end() - ctx.data() - start;

@@ -31,7 +31,7 @@ pub(super) fn default_network(networks: &[PodNetwork]) -> Vec<Finding> {
         [] => vec![Finding::failure(
             "default network",
             "no network has spec.default: true, so pods without a network of their own cannot start",
-            "kubectl apply -f deploy/examples/networks/default.yaml",
+            "kubectl apply -f deploy/examples/cluster/default.yaml",
         )],
         several => vec![Finding::failure(
             "default network",

@@ -53,3 +53,9 @@ pub use wait::{eventually, eventually_sync, patience};
 pub fn long() -> bool {
     std::env::var("KNI_LONG").is_ok_and(|value| value == "1")
 }
+
+/// The seed of a test for which none is chosen: `fixed` in the gate, so that a change fails by its own defects only;
+/// a random one in long tests. A seed that has found a defect becomes one more fixed case.
+pub fn default_seed(fixed: u64) -> u64 {
+    if long() { fastrand::u64(..) } else { fixed }
+}

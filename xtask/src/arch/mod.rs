@@ -1,17 +1,24 @@
 //! `arch`: checks that crates depend only on lower layers, that only their owners use external crates, that files do
-//! not import each other in cycles, and that no name and no comment contains a retired word.
+//! not import each other in cycles, that no name and no comment contains a retired word, and what else CONTRIBUTING states
+//! and text can show.
 
+mod baseline;
 mod comments;
+mod commits;
 mod cycles;
 mod declarations;
 mod features;
+mod habits;
+mod kinds;
 mod layers;
+mod lengths;
 pub(crate) mod manifest;
 mod modules;
 mod paths;
 mod rules;
 mod tokens;
 mod untested;
+mod unused;
 mod vocabulary;
 mod words;
 
@@ -21,6 +28,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use baseline::Counted;
 use modules::Modules;
 
 use crate::{progress::say, workspace::root};
@@ -39,8 +47,21 @@ impl fmt::Display for Violation {
     }
 }
 
+/// Options of the checks.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Lower the tolerated numbers of violations to the present ones
+    #[arg(long)]
+    lower: bool,
+}
+
 /// All checks of the architecture.
 pub(crate) fn check_all() -> Result<()> {
+    check(&Args::default())
+}
+
+/// All checks of the architecture.
+pub(crate) fn check(args: &Args) -> Result<()> {
     let members = manifest::members(root())?;
     let mut violations = layers::check(&members);
     violations.extend(features::check()?);
@@ -62,8 +83,11 @@ pub(crate) fn check_all() -> Result<()> {
             violations.extend(cycles::find(&modules, root()));
         }
     }
-    violations.extend(vocabulary::violations()?);
     violations.extend(untested::violations(&members)?);
+    violations.extend(unused::check(&members)?);
+    violations.extend(kinds::check()?);
+    violations.extend(commits::check()?);
+    violations.extend(compared(args)?);
     for violation in &violations {
         say(&violation.to_string());
     }
@@ -71,10 +95,35 @@ pub(crate) fn check_all() -> Result<()> {
         bail!("{} violations of the rules of the architecture", violations.len());
     }
     say(&format!(
-        "arch: {} crates with {files} files: layers, cycles and words follow the rules",
+        "arch: {} crates with {files} files: layers, cycles, words, lengths and habits follow the rules",
         members.len()
     ));
     Ok(())
+}
+
+/// The violations whose number is compared with the tolerated one, where it is larger.
+fn compared(args: &Args) -> Result<Vec<Violation>> {
+    let mut found: Vec<Counted> = vocabulary::violations()?;
+    for path in vocabulary::files()? {
+        let relative = path.strip_prefix(root()).unwrap_or(&path);
+        if relative.extension().is_some_and(|kind| kind == "rs") {
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            found.extend(lengths::check(relative, &text));
+            found.extend(habits::check(relative, &text));
+        }
+    }
+    let tolerated = baseline::read()?;
+    let slack = baseline::slack(&found, &tolerated);
+    if args.lower {
+        baseline::lower(&found, &tolerated)?;
+    } else if slack > 0 {
+        say(&format!(
+            "arch: {slack} tolerated numbers are too large: cargo xtask arch --lower"
+        ));
+    }
+    let mut exceeding = baseline::exceeding(&found, &tolerated);
+    exceeding.dedup();
+    Ok(exceeding)
 }
 
 /// The root files of a package: library, programs, tests.

@@ -1,7 +1,6 @@
 //! Checks that no declared name, comment or page contains a retired word.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -9,7 +8,9 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{
-    Violation, comments, declarations, tokens,
+    Violation,
+    baseline::{Counted, crate_of},
+    comments, declarations, tokens,
     words::{PHRASES, Phrase, WORDS, Word},
 };
 use crate::workspace::root;
@@ -20,11 +21,9 @@ const SKIPPED: [&str; 3] = ["target", "node_modules", "vendor"];
 const LIST: &str = "xtask/src/arch/words.rs";
 
 /// Every retired word of the repository, by file and line.
-pub(super) fn violations() -> Result<BTreeSet<Violation>> {
-    let mut files = Vec::new();
-    list(root(), &mut files)?;
-    let mut found = BTreeSet::new();
-    for path in files {
+pub(super) fn violations() -> Result<Vec<Counted>> {
+    let mut found = Vec::new();
+    for path in files()? {
         let relative = path.strip_prefix(root()).unwrap_or(&path);
         if relative == Path::new(LIST) {
             continue;
@@ -33,6 +32,14 @@ pub(super) fn violations() -> Result<BTreeSet<Violation>> {
         found.extend(check(relative, &text));
     }
     Ok(found)
+}
+
+/// The Rust files and pages of the repository, in a fixed order.
+pub(super) fn files() -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    list(root(), &mut files)?;
+    files.sort();
+    Ok(files)
 }
 
 /// The Rust files and pages below `folder`.
@@ -56,12 +63,16 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// The retired words of one file.
-fn check(path: &Path, text: &str) -> Vec<Violation> {
+fn check(path: &Path, text: &str) -> Vec<Counted> {
     let is_page = path.extension().is_some_and(|kind| kind == "md");
-    let at = |line, rule| Violation {
-        path: path.to_owned(),
-        line,
-        rule,
+    let at = |word: &str, line, rule| Counted {
+        check: format!("word {word}"),
+        area: crate_of(path),
+        violation: Violation {
+            path: path.to_owned(),
+            line,
+            rule,
+        },
     };
     let prose = if is_page {
         comments::of_page(text)
@@ -70,8 +81,12 @@ fn check(path: &Path, text: &str) -> Vec<Violation> {
     };
     let mut found = Vec::new();
     for line in &prose {
-        for phrase in retired_phrases(&line.text) {
-            found.push(at(line.line, format!("\"{}\": write {}", phrase.text, phrase.instead)));
+        for phrase in retired_phrases(path, &line.text) {
+            found.push(at(
+                phrase.text,
+                line.line,
+                format!("\"{}\": write {}", phrase.text, phrase.instead),
+            ));
         }
     }
     // Other checks report files that are not valid Rust.
@@ -88,15 +103,20 @@ fn check(path: &Path, text: &str) -> Vec<Violation> {
                 word.parts.join("_"),
                 word.instead
             );
-            found.push(at(declared.line, rule));
+            found.push(at(&word.parts.join("_"), declared.line, rule));
         }
     }
     found
 }
 
-fn retired_phrases(text: &str) -> Vec<&'static Phrase> {
+fn retired_phrases(path: &Path, text: &str) -> Vec<&'static Phrase> {
     let text = text.to_lowercase();
-    PHRASES.iter().filter(|phrase| has_phrase(&text, phrase)).collect()
+    let is_here = |phrase: &&Phrase| is_in(path, phrase.only_in);
+    let retired = PHRASES
+        .iter()
+        .filter(is_here)
+        .filter(|phrase| has_phrase(&text, phrase));
+    retired.collect()
 }
 
 /// Whether the text contains the phrase as whole words outside of the allowed contexts.
@@ -119,13 +139,17 @@ fn has_phrase(text: &str, phrase: &Phrase) -> bool {
 fn retired_word(path: &Path, name: &str) -> Option<&'static Word> {
     let parts = parts(name);
     WORDS.iter().find(|word| {
-        let is_here = word.only_in.is_empty() || word.only_in.iter().any(|folder| path.starts_with(folder));
-        is_here
+        is_in(path, word.only_in)
             && !word.allowed.contains(&name)
             && parts
                 .windows(word.parts.len())
                 .any(|window| window.iter().zip(word.parts).all(|(part, retired)| part == retired))
     })
+}
+
+/// Whether the file is below one of the folders, or there are none.
+fn is_in(path: &Path, folders: &[&str]) -> bool {
+    folders.is_empty() || folders.iter().any(|folder| path.starts_with(folder))
 }
 
 /// The words of a snake-case or camel-case name, in lower case.
@@ -152,7 +176,10 @@ mod tests {
     use super::*;
 
     fn rules(path: &str, text: &str) -> Vec<String> {
-        check(Path::new(path), text).iter().map(ToString::to_string).collect()
+        check(Path::new(path), text)
+            .iter()
+            .map(|found| found.violation.to_string())
+            .collect()
     }
 
     #[test]

@@ -117,6 +117,21 @@ pub(super) const WORDS: &[Word] = &[
     word_in(&["follow"], "watch, reflect", &["kni-agent/controllers"]),
     word_in(&["kinds"], "resources", &["kni-agent/controllers"]),
     word(&["house"], "the project, the node"),
+    word(&["judge"], "evaluate, check"),
+    word(&["judges"], "evaluates, checks"),
+    word(&["judged"], "evaluated, checked"),
+    word(&["judgement"], "evaluation, verdict"),
+    word(&["says"], "reports, contains"),
+    word(&["everyone"], "wildcard, all"),
+    word(&["someone"], "any, other"),
+    word(&["goes", "on"], "continues, passes"),
+    word(&["went", "on"], "continued, passed"),
+    word_in(&["answer"], "reply", &["kni-ebpf", "kni-common"]),
+    word_in(
+        &["question"],
+        "original direction, request",
+        &["kni-ebpf", "kni-common"],
+    ),
 ];
 
 /// A phrase that comments and pages must not contain.
@@ -127,13 +142,20 @@ pub(super) struct Phrase {
     pub(super) instead: &'static str,
     /// Longer texts that contain the phrase and are allowed, in lower case.
     pub(super) allowed: &'static [&'static str],
+    /// Leading folders of the files where the phrase is retired; empty for everywhere.
+    pub(super) only_in: &'static [&'static str],
 }
 
 const fn phrase(text: &'static str, instead: &'static str) -> Phrase {
+    phrase_in(text, instead, &[])
+}
+
+const fn phrase_in(text: &'static str, instead: &'static str, only_in: &'static [&'static str]) -> Phrase {
     Phrase {
         text,
         instead,
         allowed: &[],
+        only_in,
     }
 }
 
@@ -149,12 +171,14 @@ pub(super) const PHRASES: &[Phrase] = &[
         text: "says",
         instead: "reports, states, contains, describes",
         allowed: &[],
+        only_in: &[],
     },
     phrase("said", "reported, stated"),
     Phrase {
         text: "stands",
         instead: "is, is listed, is placed",
         allowed: &["stands for"],
+        only_in: &[],
     },
     phrase("in haste", "provisionally"),
     phrase("way out", "egress"),
@@ -168,6 +192,7 @@ pub(super) const PHRASES: &[Phrase] = &[
         text: "house",
         instead: "project, node",
         allowed: &["in-house"],
+        only_in: &[],
     },
     phrase("hungry", "needs a block"),
     phrase("starving", "needs a block"),
@@ -192,4 +217,25 @@ pub(super) const PHRASES: &[Phrase] = &[
     phrase("further interfaces", "additional interfaces"),
     phrase("complain", "report"),
     phrase("complains", "reports"),
+    phrase("judge", "evaluate, check"),
+    phrase("judges", "evaluates, checks"),
+    phrase("judged", "evaluated, checked"),
+    phrase("judging", "evaluating, checking"),
+    phrase("judgement", "evaluation, verdict"),
+    phrase("went on", "continued, passed"),
+    phrase("gone on", "continued, passed"),
+    phrase("going on", "continuing, in progress"),
+    phrase("beyond", "external, outside"),
+    phrase("wanted", "desired, requested"),
+    phrase("doubt", "unconfirmed"),
+    phrase("doubts", "unconfirmed"),
+    phrase("seat", "attach point"),
+    phrase("seats", "attach points"),
+    phrase_in("answer", "reply", PACKETS),
+    phrase_in("answers", "replies", PACKETS),
+    phrase_in("question", "original direction, request", PACKETS),
+    phrase_in("questions", "original direction, requests", PACKETS),
 ];
+
+/// Crates whose prose is about packets.
+const PACKETS: &[&str] = &["kni-ebpf", "kni-common"];

@@ -205,11 +205,7 @@ fn tests(plan: &Plan, ledger: &Ledger, progress: &mut Progress, summary: &mut Su
         if let Some(path) = &plan.record {
             times::record(&outcome, path)?;
         }
-        suite::examples(if plan.programs {
-            &["--workspace"]
-        } else {
-            &programs::UNPRIVILEGED
-        })
+        Ok(())
     })
 }
 

@@ -66,11 +66,6 @@ pub(super) fn whole(built: &Built) -> Vec<Job> {
     built.tests.iter().map(Job::whole).collect()
 }
 
-/// Runs the examples in the documentation of libraries.
-pub(super) fn examples(selection: &[&str]) -> Result<()> {
-    build(cargo().args(["test", "--quiet", "--doc"]).args(selection))
-}
-
 /// Runs the tests that `runs` name as ignored for the reason `long:`. The reason is a part of the line with which a program
 /// reports an ignored test, and of nothing else that can be asked for.
 fn add_long(runs: &mut [Run], programs: &[TestProgram], environment: &Environment) -> Result<()> {

@@ -86,7 +86,7 @@ fn foreign_files_are_neither_taken_nor_removed() {
             let error = netns::open(Path::new(path)).unwrap_err();
             assert!(matches!(error, Error::NotANamespace { .. }), "{path}: {error}");
         }
-        assert!(start.elapsed() < Duration::from_secs(1));
+        assert!(start.elapsed() < Duration::from_mins(1));
         for path in ["/run/text", "/run/folder", "/run/fifo", "/run/link", "/dev/null"] {
             let error = netns::remove(Path::new(path)).await.unwrap_err();
             assert!(matches!(error, Error::Foreign { .. }), "{path}: {error}");

@@ -1,4 +1,4 @@
-//! Checks every intermediate state of a plan: after each single row, every packet is judged as before or as after, or
+//! Checks every intermediate state of a plan: after each single row, every packet is evaluated as before or as after, or
 //! denied while the tables have no room for both.
 
 use std::{collections::BTreeMap, net::IpAddr};

@@ -73,7 +73,7 @@ pub struct Entry {
     pub replied: bool,
     /// Whether the flow is established.
     pub confirmed: bool,
-    /// UDP: whether the opener went on in a later window.
+    /// UDP: whether the opener continued in a later window.
     pub aged: bool,
     /// The ends that have sent their FIN.
     pub finished: [bool; 2],

@@ -1,4 +1,4 @@
-//! Compares two values that were measured in pairs, and judges their ratio by an aim.
+//! Compares two values that were measured in pairs, and evaluates their ratio by an aim.
 
 use std::collections::BTreeMap;
 

@@ -170,7 +170,7 @@ impl Outcome {
     }
 
     /// By RBAC, by admission, or by the kind's own rule about fields that never change; any other error would mean that
-    /// the request was not judged.
+    /// the request was not evaluated.
     fn is_refused(&self) -> bool {
         self.code == 403 || (self.code == 422 && self.message.contains("cannot be changed"))
     }

@@ -64,7 +64,7 @@ fn entry(table: &Table<'_>, ends: (IpAddr, IpAddr), protocol: u8, ports: (u16, u
 }
 
 /// A protocol: its request, its answer and a later packet of the opener; the lifetimes before the answer, after it, and
-/// once the opener went on.
+/// once the opener continued.
 struct Life {
     name: &'static str,
     packets: [Payload; 3],

@@ -67,7 +67,7 @@ fn only_the_mark_of_this_boot_says_that_a_packet_was_judged() -> Result<()> {
             publish(&programs, id, shaped)?;
         }
         ensure!(endpoint(BLUE_A).network == BLUE && !endpoint(BLUE_A).host_access);
-        // A judged packet, to learn the mark.
+        // An evaluated packet, to learn the mark.
         let frame = from(BLUE_B).frame(&udp(B4, A4));
         let (action, judged) = programs.run_with(Seen::from_pod(BLUE_B), &frame, Metadata::default())?;
         ensure!(

@@ -32,7 +32,7 @@ impl Plan {
     pub(crate) fn from_environment() -> Result<Self> {
         let number = |name| env::var(name).ok().map(|text| text.parse::<u64>()).transpose();
         let plan = Self {
-            seed: number("KNI_SEED")?.unwrap_or_else(|| fastrand::u64(..)),
+            seed: number("KNI_SEED")?.unwrap_or_else(|| kni_integration::default_seed(6)),
             worlds: number("KNI_WORLDS")?.unwrap_or(10_000),
             only: number("KNI_WORLD")?,
         };

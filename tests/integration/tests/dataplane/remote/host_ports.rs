@@ -166,7 +166,7 @@ fn the_policies_of_the_pod_apply_at_a_port_of_the_node() -> Result<()> {
             parties.comes(scene, parties.question(asks(TcpFlags::SYN)))?;
             parties.goes(scene, parties.answer(answers(TcpFlags::SYN_ACK)))?;
             parties.comes(scene, parties.question(asks(TcpFlags::ACK)))?;
-            // The connection is judged again, whichever side sends.
+            // The connection is evaluated again, whichever side sends.
             scene.identify(STRANGER)?;
             scene.renew(NODE)?;
             let [ack, _] = parties.question(asks(TcpFlags::ACK));

@@ -307,7 +307,7 @@ fn errors_about_no_current_flow_reach_no_pod() -> Result<()> {
             ] {
                 nothing(scene, what, &about(&quoted))?;
             }
-            // A change that the flow was not judged again for.
+            // A change that the flow was not evaluated again for.
             comes(scene, &about(&sent))?;
             scene.enforce(A, ONLY_FRIENDS)?;
             scene.identify(FRIEND)?;

@@ -416,7 +416,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Sets the identity of remote blue pods without a new epoch: flows are not judged again.
+    /// Sets the identity of remote blue pods without a new epoch: flows are not evaluated again.
     pub(super) fn identify(&mut self, identity: u32) -> Result<()> {
         for address in REMOTE {
             let data = IdentityData {
