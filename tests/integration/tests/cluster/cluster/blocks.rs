@@ -21,7 +21,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::scene::{entry, network_object, tenants, wait_for_condition, wait_for_truth};
+use super::scene::{entry, tenants, wait_for_condition, wait_for_truth};
 
 const NODES: usize = 4;
 const PODS: usize = 16;

@@ -8,16 +8,12 @@ mod table;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_api::PodNetwork;
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, connect, objects, token},
     require, wait,
 };
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use kube::Client;
 use serde_json::{Value, json};
 
 use self::{
