@@ -5,7 +5,6 @@
 //! node are reported in conditions.
 
 pub mod access;
-pub mod access_in_use;
 pub mod address_block;
 mod conditions;
 pub mod egress_address_claim;

@@ -186,9 +186,6 @@ pub struct PolicySummary {
     /// Whether the node enforces all valid policies.
     #[serde(default)]
     pub programmed: bool,
-    /// The resource version of `EgressPolicy` in `resourceVersions`.
-    #[serde(default)]
-    pub resource_version: String,
     /// By kind, the resource version up to which all changes are enforced, deletions included: policies that are not newer
     /// and not in `refused` are enforced.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -123,7 +123,7 @@ pub struct PodNetworkSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
     /// How pods of the network on different nodes reach each other. Absent: as in `status.fabric`, which kni-controller
-    /// sets once: Overlay for a network that is made, None for one from before this field.
+    /// sets once, to Overlay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
 }
@@ -147,15 +147,10 @@ pub struct PerNodePrefix {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct PodNetworkStatus {
-    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted. `FabricChosen`: False for a network from before `spec.fabric`. `BlocksExceeded`: True while nodes hold more empty address blocks than their pods can need.
+    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted. `BlocksExceeded`: True while nodes hold more empty address blocks than their pods can need.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// Blocks of nodes whose agents are of an earlier release. Those of this release have `AddressBlock`s only, and remove
-    /// their entries.
-    #[serde(default)]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
-    pub blocks: Vec<NodeBlock>,
     /// Nodes that have applied the network. These and the following figures are written at most every 30 seconds, in
     /// clusters of many networks less often, but whether there are interfaces at once.
     #[serde(default)]
@@ -175,10 +170,6 @@ pub struct PodNetworkStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub join_accounts: Vec<String>,
-    /// Whether the network was examined for interfaces from before it had `access`. Once it is, nothing is written into
-    /// its spec.
-    #[serde(default)]
-    pub access_reviewed: bool,
     /// The number of the network in the whole cluster, for people: nodes read it from its `NetworkNumber`. Absent while it
     /// has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,18 +187,6 @@ pub struct PodNetworkStatus {
     /// Texts for the columns of `kubectl get`.
     #[serde(default)]
     pub summary: PodNetworkSummary,
-}
-
-/// An address block, as an agent of an earlier release enters it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeBlock {
-    /// The block in CIDR notation.
-    #[schemars(length(min = 1, max = 49))]
-    pub cidr: String,
-    /// The node.
-    #[schemars(length(min = 1, max = 253))]
-    pub node: String,
 }
 
 /// How many nodes have applied a network.

@@ -22,9 +22,9 @@ pub enum ClaimError {
         /// The cause.
         source: Box<kube::Error>,
     },
-    /// Other changes of the network's status came first each time.
-    #[error("the status of network {network} changes too often")]
-    Contended {
+    /// The result lacks the block, without an error.
+    #[error("network {network}: the claim of a block was not settled")]
+    Unsettled {
         /// The network.
         network: String,
     },

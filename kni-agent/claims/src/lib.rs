@@ -2,14 +2,12 @@
 //! Layer: service.
 //!
 //! A block belongs to the node whose `AddressBlock` was created first: the name of the object is the range, so a second
-//! creation is refused. Agents of earlier releases also enter blocks into `PodNetwork.status.blocks`. Nothing is entered here;
-//! the caller claims nothing that is entered for other nodes, and removes its own entries by [`Claims::remove_entries`].
+//! creation is refused.
 //!
 //! Whether a request had an effect is never derived from the lack of a reply. [`Claims::claim`] and
 //! [`Claims::release`] may be repeated with the same block at any time: they read what is there. Between an error and
 //! the next success the caller does not lease from the block.
 
-mod entries;
 mod error;
 mod object;
 
@@ -25,7 +23,6 @@ use kube::{
 };
 use serde_json::json;
 
-use entries::Entries;
 pub use error::ClaimError;
 pub use object::{address_block, range_of};
 
@@ -103,13 +100,6 @@ impl Claims {
         Api::all(self.client.clone())
     }
 
-    fn entries(&self) -> Entries<'_> {
-        Entries {
-            client: &self.client,
-            node: &self.node.name,
-        }
-    }
-
     /// The objects for blocks of nodes with this node's name, as of now: not from a cache of the API server. `None` if
     /// the API server does not know the kind.
     pub async fn own(&self) -> Result<Option<Vec<AddressBlock>>, ClaimError> {
@@ -135,7 +125,7 @@ impl Claims {
     pub async fn claim(&self, network: &NetworkRef, unit: &IpNet) -> Result<Claim, ClaimError> {
         let (mut claims, done) = self.claim_all(network, std::slice::from_ref(unit)).await;
         done?;
-        claims.remove(unit).ok_or_else(|| ClaimError::Contended {
+        claims.remove(unit).ok_or_else(|| ClaimError::Unsettled {
             network: network.name.to_string(),
         })
     }
@@ -237,12 +227,6 @@ impl Claims {
         Ok(listed.items.iter().filter_map(range_of).collect())
     }
 
-    /// Removes the node's entries of ranges from the status of a network. Only for blocks that are the node's by their
-    /// objects.
-    pub async fn remove_entries(&self, network: &NetworkName, ranges: &[IpNet]) -> Result<(), ClaimError> {
-        self.entries().remove(network, ranges).await
-    }
-
     /// The blocks of other nodes in earlier networks of the same name, as of `version` or later. The API server answers from its
     /// cache once that has the version, which it gets with the object of that version; how new its storage is does not matter.
     async fn earlier_blocks(&self, network: &NetworkRef, version: u64) -> Result<Vec<AddressBlock>, ClaimError> {
@@ -275,7 +259,6 @@ impl Claims {
         let deletions: Vec<_> = names.map(|name| self.delete(name)).collect();
         let deletions = stream::iter(deletions).buffer_unordered(AT_ONCE);
         let deleted: Vec<Option<(String, Option<String>)>> = deletions.try_collect().await?;
-        self.entries().remove(network, units).await?;
         let finalizers = deleted.into_iter().flatten();
         let finalizers: Vec<_> = finalizers
             .map(|(name, uid)| async move { self.drop_finalizer(&name, uid).await })

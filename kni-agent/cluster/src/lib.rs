@@ -15,7 +15,7 @@ mod tables;
 
 pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, needs_blocks};
 pub use cache::ClusterCache;
-pub use networks::{Networks, entries_of, taken_blocks};
+pub use networks::{Networks, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
 pub use others::{Following, Others};
 pub use table::{ABSENCE_GRACE, Key, NetworkTable, OfNetwork, Table, Written};

@@ -181,28 +181,13 @@ pub(super) fn own_endpoint(tables: &Tables) -> Option<&Arc<NodeEndpoint>> {
     tables.node_endpoints.get("", &node.name)
 }
 
-/// The ranges that are entered for a node in the status of a network, by an agent of an earlier release.
-pub fn entries_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
-    let all = object.status.iter().flat_map(|status| &status.blocks);
-    let ours = all.filter(|block| block.node == node);
-    let mut blocks: Vec<IpNet> = ours.filter_map(|block| block.cidr.parse().ok()).collect();
-    blocks.sort();
-    blocks
-}
-
-/// The blocks of a network that nodes are known to have, each once: by their objects, and by entries of agents of earlier
-/// releases.
+/// The blocks of a network that nodes are known to have, each once.
 pub fn taken_blocks(tables: &Tables, network: &NetworkName) -> Vec<IpNet> {
     let of_others = tables.other_blocks.of_network(network.as_str());
     let objects = of_others.chain(tables.blocks.of_network(network.as_str()));
-    let claimed = objects.map(|(_, object)| object.spec.cidr.as_str());
-    let status = tables
-        .networks
-        .get("", network.as_str())
-        .and_then(|object| object.status.as_ref());
-    let entered = status.into_iter().flat_map(|status| &status.blocks);
-    let entered = entered.map(|block| block.cidr.as_str());
-    let all: BTreeSet<IpNet> = claimed.chain(entered).filter_map(|cidr| cidr.parse().ok()).collect();
+    let all: BTreeSet<IpNet> = objects
+        .filter_map(|(_, object)| object.spec.cidr.parse().ok())
+        .collect();
     all.into_iter().collect()
 }
 
@@ -216,7 +201,6 @@ mod tests {
             "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork",
             "metadata": {"name": name, "creationTimestamp": format!("2026-01-01T00:00:{:02}Z", 59 - age)},
             "spec": spec,
-            "status": {"blocks": [{"cidr": "10.0.0.64/26", "node": "n1"}, {"cidr": "10.0.0.128/26", "node": "n2"}]},
         });
         let object: PodNetwork = serde_json::from_value(object).unwrap();
         (Key::new("", name), Some(Arc::new(object)))
@@ -236,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_leases_from_the_blocks_that_it_holds_whatever_the_status_says() {
+    fn a_node_leases_from_the_blocks_that_it_holds() {
         let tables = tables(&[("red", 1, selecting("red"))]);
         let block: IpNet = "10.0.0.192/26".parse().unwrap();
         let held = HeldBlocks::from([("red".parse().unwrap(), [block].into())]);
@@ -244,12 +228,10 @@ mod tests {
         assert_eq!(networks.desired.networks[0].0.blocks, Some(vec![block]));
         let networks = Networks::of(&tables, &HeldBlocks::new());
         assert_eq!(networks.desired.networks[0].0.blocks, Some(vec![]));
-        let object = tables.networks.get("", "red").unwrap();
-        assert_eq!(entries_of(object, "n1"), ["10.0.0.64/26".parse().unwrap()]);
     }
 
     #[test]
-    fn blocks_are_taken_by_objects_and_by_entries_of_earlier_releases() {
+    fn blocks_of_a_network_are_taken_by_their_objects() {
         let mut tables = tables(&[("red", 1, selecting("red"))]);
         for (network, cidr) in [
             ("red", "10.0.0.128/26"),
@@ -263,7 +245,7 @@ mod tests {
             let row = Some(Arc::new(object.unwrap()));
             tables.other_blocks.put(Key::new("", cidr), row);
         }
-        let expected = ["10.0.0.64/26", "10.0.0.128/26", "10.0.1.0/26"].map(|cidr| cidr.parse().unwrap());
+        let expected = ["10.0.0.128/26", "10.0.1.0/26"].map(|cidr| cidr.parse().unwrap());
         assert_eq!(taken_blocks(&tables, &"red".parse().unwrap()), expected);
     }
 

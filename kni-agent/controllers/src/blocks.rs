@@ -7,7 +7,6 @@
 
 mod checks;
 mod desired;
-mod entries;
 mod inputs;
 mod search;
 mod used;
@@ -77,8 +76,6 @@ struct Memory {
     attempted: Option<Instant>,
     /// The last attempt to release blocks.
     released: Option<Instant>,
-    /// When the node's entries in the status of networks are removed.
-    entries_due: Option<Instant>,
     /// Whether a check is due because a block may have been lost.
     lost: bool,
     /// Objects of held blocks that the watch has shown, and the version of its table.
@@ -179,8 +176,7 @@ impl ObjectControllers {
         let claimed = self.take(&claims, memory, searches).await;
         self.stop_leasing(memory, idle).await;
         let released = self.release(&claims, memory).await;
-        let removed = self.remove_entries(&claims, memory).await;
-        checked.and(claimed).and(released).and(removed)
+        checked.and(claimed).and(released)
     }
 
     /// The claims belong to the node's object; another object of the name has other blocks.

@@ -103,7 +103,7 @@ impl ObjectControllers {
     }
 
     /// The necessary writes, in the order of the sets.
-    fn interface_writes(&self, read: &Interfaces, incomplete: &mut Incomplete) -> [BTreeMap<Key, Write>; 3] {
+    fn interface_writes(&self, read: &Interfaces, incomplete: &mut Incomplete) -> [BTreeMap<Key, Write>; 2] {
         let enforced = (self.state.enforcement)().problem;
         let Interfaces {
             views,
@@ -139,19 +139,9 @@ impl ObjectControllers {
         let rows = tables.interfaces.rows();
         let ours = rows.iter().filter(|(_, row)| row.spec.node_name == self.node);
         let gone = ours.filter(|(key, _)| !desired.contains_key(*key));
-        // Other nodes must know an interface at any time: an object under the name of an earlier release stays until the
-        // one under its present name is there.
-        let interface = |spec: &PodInterfaceSpec| (spec.pod_uid.clone(), spec.interface_name.clone());
-        let there: BTreeSet<_> = desired.values().map(|object| interface(&object.spec)).collect();
-        let (renamed, gone): (Vec<_>, Vec<_>) = gone.partition(|(_, row)| there.contains(&interface(&row.spec)));
-        let delete = |rows: Vec<(&Key, _)>| -> BTreeMap<Key, Write> {
-            rows.into_iter()
-                .map(|(key, _): (&Key, &Arc<PodInterface>)| (key.clone(), Write::Delete))
-                .collect()
-        };
-        let (gone, renamed) = (delete(gone), delete(renamed));
+        let gone = gone.map(|(key, _)| (key.clone(), Write::Delete)).collect();
         let writes = puts(desired, rows, &provisional, incomplete);
-        [gone, writes, renamed]
+        [gone, writes]
     }
 
     /// The object of an interface; `None` for pods that are not in the cluster's state, or no longer.

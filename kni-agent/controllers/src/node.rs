@@ -123,7 +123,6 @@ fn take_figures(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
 fn take_versions(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
     let (policies, other) = (&mut status.policies, &other.policies);
     policies.known = other.known;
-    policies.resource_version.clone_from(&other.resource_version);
     policies.resource_versions.clone_from(&other.resource_versions);
 }
 
@@ -351,8 +350,6 @@ impl ObjectControllers {
         PolicySummary {
             known,
             programmed: enforcement.problem.is_none(),
-            // Earlier releases compare this one with egress policies only.
-            resource_version: versions.egress.to_string(),
             resource_versions: versions.by_kind(),
             refused,
             closed: closed

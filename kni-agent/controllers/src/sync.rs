@@ -39,7 +39,7 @@ const MEMBERS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The resource version of each kind of policy up to which all changes are known, deletions included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct PolicyVersions {
-    pub(super) egress: u64,
+    egress: u64,
     network: u64,
     multi: u64,
 }

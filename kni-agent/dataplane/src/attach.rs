@@ -102,12 +102,6 @@ impl Dataplane {
         self.pins.remove_links(endpoint)
     }
 
-    /// Removes pins of other layout versions. Call it once every interface has been adopted: until then their programs
-    /// use those maps.
-    pub fn remove_other_layouts(&self) -> Result<(), DataplaneError> {
-        self.pins.remove_other_layouts()
-    }
-
     /// Endpoints that have pinned links, of any agent.
     pub fn pinned_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
         self.pins.linked_endpoints()

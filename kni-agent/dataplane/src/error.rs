@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use kni_common::layout::LAYOUT_VERSION;
+
 /// Failure of a dataplane operation; names the map, program, interface or path.
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
@@ -92,6 +94,18 @@ pub enum DataplaneError {
         /// The cause.
         #[source]
         source: io::Error,
+    },
+    /// The node has maps of another layout than this agent's.
+    #[error(
+        "{}: maps of layout {found}, and this agent has layout {LAYOUT_VERSION}: start the agent that made them, or \
+         drain the node and remove them by `kni-agent cleanup`",
+        path.display()
+    )]
+    OtherLayout {
+        /// Their folder.
+        path: PathBuf,
+        /// Their layout.
+        found: u32,
     },
     /// No control group has all processes of the node.
     #[error(

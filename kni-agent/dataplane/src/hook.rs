@@ -232,21 +232,6 @@ pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Res
     }
 }
 
-/// Moves one direction to this agent's program by whatever runs the old one, a pinned link or a filter; whether there is
-/// one. About 20 us for a link, 100 us for a filter.
-pub(super) fn switch(ebpf: &mut Ebpf, point: &AttachPoint<'_>) -> Result<bool, DataplaneError> {
-    let (program, attach_type) = program_of(point.direction);
-    let ifname = point.ifname;
-    let target = Target { program, ifname };
-    let classifier = object::classifier(ebpf, program)?;
-    if update_tcx(classifier, &target, &point.path)? {
-        return Ok(true);
-    }
-    let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None);
-    // Replacing a missing filter fails.
-    Ok(filter.is_ok_and(|filter| update(classifier, filter).map(mem::forget).is_ok()))
-}
-
 /// Whether a pinned link runs the new program now; false where there is none, or only one of an interface that is
 /// gone.
 fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path) -> Result<bool, DataplaneError> {

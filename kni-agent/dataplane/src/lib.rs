@@ -5,7 +5,6 @@ mod attach;
 mod bpf;
 mod cgroup;
 mod clock;
-mod convert;
 mod counters;
 mod dry_run;
 mod egress;
@@ -83,7 +82,6 @@ pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{
     clock::{Clock, Ticks},
-    convert::Predecessor,
     dry_run::DryRun,
     endpoints::EndpointMaps,
     fabric::FabricMaps,
@@ -156,38 +154,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Loads the programs with the pinned maps. Where a former layout has left maps, new ones begin with their rows.
-fn load(
-    options: &DataplaneOptions,
-    pins: &Pins,
-    specs: &[MapSpec],
-    predecessor: Option<&Predecessor>,
-) -> Result<Ebpf, DataplaneError> {
-    if let Some(predecessor) = predecessor.filter(|predecessor| !predecessor.is_origin_of(pins)) {
-        let staged = pins.staged()?;
-        let ebpf = object::load(&options.object, &staged, specs, object::Purpose::Traffic)?;
-        match predecessor.fill(&staged, pins) {
-            Ok(()) => return Ok(ebpf),
-            Err(error) => tracing::warn!(
-                error = kni_model::error_chain(&error),
-                "the maps of the former layout are ignored; flows are judged again"
-            ),
-        }
-        pins.remove_staged()?;
-        predecessor.unpin()?;
-    }
-    pins.check_maps(specs)?;
-    object::load(&options.object, pins, specs, object::Purpose::Traffic)
-}
-
 impl Dataplane {
     /// Loads every program through the verifier and opens or creates every map.
     pub fn open(options: &DataplaneOptions) -> Result<(Self, EventStream), DataplaneError> {
         preemption::check()?;
         let pins = Pins::prepare(&options.root)?;
         let specs = specs::specs(options);
-        let predecessor = Predecessor::find(&pins);
-        let mut ebpf = load(options, &pins, &specs, predecessor.as_ref())?;
+        pins.check_maps(&specs)?;
+        let mut ebpf = object::load(&options.object, &pins, &specs, object::Purpose::Traffic)?;
         program_log::forward(&mut ebpf);
         let events = EventStream::new(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
@@ -199,14 +173,6 @@ impl Dataplane {
         held.hold(&RecordMap::pin(&options.root));
         let clock = Clock::load(&mut ebpf)?;
         let dry_run = DryRun::new(options.object.clone(), specs.clone(), &pins)?;
-        if let Some(predecessor) = predecessor.filter(|predecessor| predecessor.is_origin_of(&pins))
-            && let Err(error) = predecessor.hand_over(&mut ebpf, &pins, || clock.jiffies())
-        {
-            tracing::warn!(
-                error = kni_model::error_chain(&error),
-                "the traffic of the former layout is not taken over; adoption switches the programs"
-            );
-        }
         let dataplane = Self {
             program_ids: object::ids(&ebpf),
             programs: Mutex::new(ebpf),

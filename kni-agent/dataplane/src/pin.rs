@@ -3,8 +3,6 @@
 //! ```text
 //! ROOT/v3/ENDPOINTS ...            maps of layout 3, bpftool shows their field names
 //! ROOT/v3/node_connect4            cgroup link of a program of the node's own sockets, likewise node_sendmsg6 ...
-//! ROOT/v3/of-117                   empty folder: their first rows came from those of map 117 of the layout before
-//! ROOT/v3-new                      the same maps until they have these rows
 //! ROOT/records                     copy of the agent's records, of no layout
 //! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
 //! ROOT/links/5-to_pod              likewise, TC egress
@@ -51,9 +49,11 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Creates the folders (root only); mounts bpffs where it is missing.
+    /// Creates the folders (root only); mounts bpffs where it is missing. Refuses a root with maps of another layout, whose
+    /// rows these programs cannot read.
     pub(super) fn prepare(root: &Path) -> Result<Self, DataplaneError> {
         mount_bpffs(root)?;
+        refuse_other_layouts(root)?;
         let pins = Self {
             maps: root.join(format!("v{LAYOUT_VERSION}")),
             links: root.join("links"),
@@ -66,63 +66,6 @@ impl Pins {
                 .map_err(DataplaneError::pin(dir, "creating the folder"))?;
         }
         Ok(pins)
-    }
-
-    /// The same folders for maps that are not in use yet. Removes what an agent that was killed left there.
-    pub(super) fn staged(&self) -> Result<Self, DataplaneError> {
-        self.remove_staged()?;
-        let maps = Self::fresh(&self.maps);
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&maps)
-            .map_err(DataplaneError::pin(&maps, "creating the folder"))?;
-        Ok(Self {
-            maps,
-            links: self.links.clone(),
-        })
-    }
-
-    /// Removes staged maps. Idempotent.
-    pub(super) fn remove_staged(&self) -> Result<(), DataplaneError> {
-        let maps = Self::fresh(&self.maps);
-        if maps.exists() { remove_tree(&maps) } else { Ok(()) }
-    }
-
-    /// Puts staged maps in the place of these, at once: an agent that is killed leaves either all of their rows or none.
-    pub(super) fn replace_by(&self, staged: &Self) -> Result<(), DataplaneError> {
-        if self.maps.exists() {
-            remove_tree(&self.maps)?;
-        }
-        fs::rename(&staged.maps, &self.maps).map_err(DataplaneError::pin(&self.maps, "putting the maps in place"))
-    }
-
-    /// The folder of the maps of another layout.
-    pub(super) fn other_layout(&self, version: u32) -> PathBuf {
-        self.maps.with_file_name(format!("v{version}"))
-    }
-
-    /// Records the kernel's id of the map whose rows these maps continue.
-    pub(super) fn record_origin(&self, map_id: u32) -> Result<(), DataplaneError> {
-        let path = self.origin(map_id);
-        fs::create_dir(&path).map_err(DataplaneError::pin(&path, "creating the folder"))
-    }
-
-    /// Whether these maps continue the rows of the map.
-    pub(super) fn has_origin(&self, map_id: u32) -> bool {
-        self.origin(map_id).is_dir()
-    }
-
-    fn origin(&self, map_id: u32) -> PathBuf {
-        self.maps.join(format!("of-{map_id}"))
-    }
-
-    /// Removes every record of an origin.
-    fn remove_origins(&self) -> Result<(), DataplaneError> {
-        let entries = fs::read_dir(&self.maps).map_err(DataplaneError::pin(&self.maps, "listing"))?;
-        for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()) {
-            fs::remove_dir(&path).map_err(DataplaneError::pin(&path, "removing the folder"))?;
-        }
-        Ok(())
     }
 
     pub(super) fn maps_dir(&self) -> PathBuf {
@@ -152,8 +95,7 @@ impl Pins {
         self.links.join(format!("uplink-{what}"))
     }
 
-    /// Link of a program of the node's own sockets. Beside the maps: an agent of another layout, which removes these,
-    /// detaches the program with them.
+    /// Link of a program of the node's own sockets. Beside the maps that it reads.
     pub(super) fn socket_link(&self, program: &str) -> PathBuf {
         self.maps.join(program)
     }
@@ -219,26 +161,6 @@ impl Pins {
         Ok(())
     }
 
-    pub(super) fn remove_other_layouts(&self) -> Result<(), DataplaneError> {
-        let Some(root) = self.maps.parent() else { return Ok(()) };
-        for entry in fs::read_dir(root)
-            .map_err(DataplaneError::pin(root, "listing"))?
-            .flatten()
-        {
-            let path = entry.path();
-            let name = entry.file_name();
-            let version = name
-                .to_str()
-                .and_then(|name| name.strip_prefix('v'))
-                .and_then(|v| v.parse::<u32>().ok());
-            if version.is_some_and(|version| version != LAYOUT_VERSION) {
-                tracing::info!(path = %path.display(), "removing the maps of another layout");
-                remove_tree(&path)?;
-            }
-        }
-        self.remove_origins()
-    }
-
     pub(super) fn linked_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
         let entries = fs::read_dir(&self.links).map_err(DataplaneError::pin(&self.links, "listing"))?;
         let mut endpoints: Vec<EndpointId> = entries
@@ -260,9 +182,28 @@ impl Pins {
     }
 }
 
+fn refuse_other_layouts(root: &Path) -> Result<(), DataplaneError> {
+    let entries = match fs::read_dir(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(DataplaneError::pin(root, "listing"))?,
+    };
+    let mut versions: Vec<u32> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix('v')?.parse().ok())
+        .filter(|version| *version != LAYOUT_VERSION)
+        .collect();
+    versions.sort_unstable();
+    match versions.first() {
+        Some(found) => Err(DataplaneError::OtherLayout {
+            path: root.join(format!("v{found}")),
+            found: *found,
+        }),
+        None => Ok(()),
+    }
+}
+
 fn replace(map: &str, path: &Path, differences: &str) -> Result<(), DataplaneError> {
     tracing::warn!(map, differences, "replacing a pinned map");
-    fs::remove_file(path).map_err(DataplaneError::pin(path, "removing a map of another layout"))
+    fs::remove_file(path).map_err(DataplaneError::pin(path, "removing a map of another shape"))
 }
 
 fn compare(spec: &MapSpec, info: &MapInfo) -> Vec<String> {

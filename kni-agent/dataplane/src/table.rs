@@ -161,12 +161,6 @@ impl<K: Row, V: Row> Table<K, V> {
         written.map_err(self.failed("writing a row"))
     }
 
-    /// Writes a row unless its key has one; whether it was written.
-    pub(super) fn insert(&self, key: &K, value: &V) -> Result<bool, DataplaneError> {
-        let written = self.map.insert(slice::from_ref(key), slice::from_ref(value));
-        written.map_err(self.failed("adding a row"))
-    }
-
     /// Removes one row. Idempotent.
     pub(super) fn remove(&self, key: &K) -> Result<(), DataplaneError> {
         let removed = self.map.delete(slice::from_ref(key));

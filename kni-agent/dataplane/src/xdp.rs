@@ -180,31 +180,6 @@ fn attach_as(
     hook::pin(target, link, path)
 }
 
-/// Moves the pinned link of an endpoint's host interface, where there is one, to this agent's program.
-pub(super) fn switch_pod(
-    ebpf: &mut Ebpf,
-    pins: &Pins,
-    ifname: &str,
-    endpoint: EndpointId,
-) -> Result<(), DataplaneError> {
-    switch(ebpf, XDP_POD, ifname, &pins.xdp_link(endpoint))
-}
-
-/// Moves the pinned links of the uplink likewise.
-pub(super) fn switch_uplink(ebpf: &mut Ebpf, pins: &Pins, ifname: &str) -> Result<(), DataplaneError> {
-    MODES
-        .into_iter()
-        .try_for_each(|mode| switch(ebpf, XDP_UPLINK, ifname, &path(pins, mode)))
-}
-
-fn switch(ebpf: &mut Ebpf, program: &'static str, ifname: &str, path: &Path) -> Result<(), DataplaneError> {
-    let target = Target { program, ifname };
-    match link::ifindex(path).map_err(target.failed("reading the interface of the pinned link"))? {
-        Some(_attached) => take_over(object::xdp(ebpf, program)?, &target, path),
-        None => Ok(()),
-    }
-}
-
 /// The program at the interface, and its mode.
 pub(super) fn inspect(ids: &ProgramIds, pins: &Pins, ifindex: u32) -> Option<(ProgramView, XdpMode)> {
     let id = *ids.get(XDP_UPLINK)?;

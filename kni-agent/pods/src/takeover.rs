@@ -104,7 +104,6 @@ impl Takeover<'_> {
             removed.map_err(node.failed("removing an unknown interface"))?;
         }
         self.sweep_dataplane(&known)
-            .and_then(|()| self.kernel.dataplane.remove_other_layouts())
             .map_err(node.failed("sweeping the dataplane"))?;
         self.sweep_routes().await
     }

@@ -11,7 +11,6 @@ pub(super) fn of_node(mut object: PodNetwork) -> Arc<PodNetwork> {
     object.metadata.managed_fields = None;
     object.metadata.resource_version = None;
     object.status = object.status.map(|status| PodNetworkStatus {
-        blocks: status.blocks,
         join_accounts: status.join_accounts,
         fabric: status.fabric,
         ..PodNetworkStatus::default()
@@ -37,7 +36,7 @@ mod tests {
                 },
                 "spec": { "subnets": ["10.0.0.0/16"] },
                 "status": {
-                    "blocks": [{ "cidr": "10.0.0.0/26", "node": "n1" }], "interfaces": interfaces,
+                    "interfaces": interfaces,
                     "nodes": { "ready": interfaces, "total": interfaces }, "joinAccounts": accounts, "fabric": fabric,
                 },
             });
@@ -48,7 +47,7 @@ mod tests {
         assert_ne!(first, object("2", 1, &[], "Overlay"));
         assert_ne!(first, object("2", 1, &["a/b"], "Native"));
         let status = first.status.as_ref().unwrap();
-        assert_eq!((status.blocks.len(), status.fabric), (1, Some(Fabric::Overlay)));
+        assert_eq!(status.fabric, Some(Fabric::Overlay));
         assert_eq!(
             (first.metadata.uid.as_deref(), first.metadata.generation),
             (Some("u1"), Some(3))

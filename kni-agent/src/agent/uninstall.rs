@@ -29,7 +29,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::UninstallArgs;
 
-/// Name of the agents' `DaemonSet`, prefix of their field managers' names, and name of the `Lease` of earlier releases.
+/// Name of the agents' `DaemonSet`, and prefix of their field managers' names.
 const AGENT: &str = "kni-agent";
 /// Name of the controller's `Deployment` and of its `Lease`.
 const CONTROLLER: &str = "kni-controller";
@@ -71,10 +71,8 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
         restore_pod(&client, &pod).await?;
     }
     let leases: Api<Lease> = Api::namespaced(client, &args.cluster.namespace);
-    for name in [AGENT, CONTROLLER] {
-        let deleted = leases.delete(name, &DeleteParams::default()).await;
-        if_there(deleted).with_context(|| format!("deleting Lease {name}"))?;
-    }
+    let deleted = leases.delete(CONTROLLER, &DeleteParams::default()).await;
+    if_there(deleted).with_context(|| format!("deleting Lease {CONTROLLER}"))?;
     tracing::info!("the cluster is as without agents");
     Ok(())
 }

@@ -251,8 +251,7 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
 /// different kinds are not ordered among each other.
 fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> bool {
     let kind = PolicyKind::EgressPolicy.as_str();
-    // Agents of an earlier release report one version.
-    let seen = node.resource_versions.get(kind).unwrap_or(&node.resource_version);
+    let seen = node.resource_versions.get(kind);
     let refused = node.refused.iter().any(|refused| {
         refused.kind == kind
             && Some(&refused.namespace) == object.metadata.namespace.as_ref()
@@ -261,7 +260,12 @@ fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> boo
     // A namespace beyond its quota has no rules on the node.
     let namespace = object.metadata.namespace.as_deref();
     let closed = node.closed.iter().any(|closed| Some(&*closed.namespace) == namespace);
-    node.programmed && !refused && !closed && seen.parse::<u64>().is_ok_and(|seen| seen >= version)
+    node.programmed
+        && !refused
+        && !closed
+        && seen
+            .and_then(|seen| seen.parse::<u64>().ok())
+            .is_some_and(|seen| seen >= version)
 }
 
 #[cfg(test)]
@@ -280,10 +284,9 @@ mod tests {
         let object: EgressPolicy = serde_json::from_value(object).unwrap();
         let mut node = PolicySummary {
             programmed: true,
-            resource_version: "200".to_owned(),
             ..PolicySummary::default()
         };
-        assert!(is_enforced(&node, &object, 100), "an agent of an earlier release");
+        assert!(!is_enforced(&node, &object, 0), "the node has reported nothing");
         let versions = [("NetworkPolicy", "200"), ("EgressPolicy", "99")];
         node.resource_versions = versions
             .map(|(kind, version)| (kind.to_owned(), version.to_owned()))

@@ -168,7 +168,7 @@ mod tests {
         }
         assert!(
             !removed("web.eth0", ("web", WEB, "n1"), "eth0"),
-            "of an earlier release"
+            "of its own node, under another name"
         );
     }
 

@@ -26,7 +26,6 @@ mod networks;
 mod node_endpoints;
 mod overview;
 mod reconcile;
-mod stated_access;
 mod stray_blocks;
 mod taints;
 
@@ -61,7 +60,6 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(async move { drop(reflectors.join_next().await) });
     tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));
     tasks.spawn(reconcile(context.clone(), network_numbers::NetworkNumbers::new(rest)));
-    tasks.spawn(reconcile(context.clone(), stated_access::StatedAccess));
     tasks.spawn(reconcile(context.clone(), joins::Joins::default()));
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus::default()));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));

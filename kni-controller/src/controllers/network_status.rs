@@ -11,12 +11,7 @@ use kni_crd::{FromObject as _, PodNetwork};
 use kni_model::NetworkSpec;
 use kube::ResourceExt as _;
 
-use super::{
-    count,
-    fabric::{chosen, fabric},
-    listed,
-    overview::Overview,
-};
+use super::{count, fabric::fabric, listed, overview::Overview};
 
 /// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
@@ -70,18 +65,15 @@ impl Figures {
     }
 }
 
-/// The desired status of a network: its entries without those of removed nodes, its conditions, its counts, its number,
-/// its fabric and its features.
+/// The desired status of a network: its conditions, its counts, its number, its fabric and its features.
 pub(super) fn network_status(
     overview: &Overview<'_>,
     refused: Option<&str>,
     number: Option<u32>,
     object: &PodNetwork,
-    gone: &BTreeSet<String>,
 ) -> PodNetworkStatus {
     let name = object.name_any();
     let mut status = object.status.clone().unwrap_or_default();
-    status.blocks.retain(|block| !gone.contains(&block.node));
     let entries = overview.entries(&name);
     let generation = object.metadata.generation.unwrap_or(0);
     let programmed = entries.iter().filter(|(_, entry)| entry.generation == generation);
@@ -95,8 +87,7 @@ pub(super) fn network_status(
         total: count(nodes.len()),
     };
     status.number = number;
-    let fabric = fabric(object);
-    status.fabric = Some(fabric);
+    status.fabric = Some(fabric(object));
     status.features = if refused.is_none() {
         features(object)
     } else {
@@ -111,10 +102,7 @@ pub(super) fn network_status(
     for condition in conditions(object, refused, &missing, &full, nodes.len()) {
         set_condition(&mut status.conditions, condition);
     }
-    let more = [Some(in_use(overview, object, &name)), chosen(object, fabric)];
-    for condition in more.into_iter().flatten() {
-        set_condition(&mut status.conditions, condition);
-    }
+    set_condition(&mut status.conditions, in_use(overview, object, &name));
     status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
 }

@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use super::{
     block_excess::BlockExcess,
     figures::Paced,
-    gone_nodes::Missing,
     network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess},
     overview::Overview,
     reconcile::{Context, Reconciler, unless_changed},
@@ -25,7 +24,6 @@ use crate::events::{failed, turned_true};
 /// The controller.
 #[derive(Debug, Default)]
 pub(super) struct NetworkStatus {
-    missing: Missing,
     excess: BlockExcess,
     figures: Paced<Figures>,
 }
@@ -72,7 +70,6 @@ impl Reconciler for NetworkStatus {
     }
 
     fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Write)> {
-        let gone = self.missing.gone(tables);
         let overview = Overview::of(tables, networks);
         let numbers = Numbers::of(tables);
         let now = Instant::now();
@@ -82,7 +79,7 @@ impl Reconciler for NetworkStatus {
         for (key, object) in tables.networks.rows() {
             let refused = networks.refused.get(&key.name).map(String::as_str);
             let number = number(&numbers, object);
-            let mut status = network_status(&overview, refused, number, object, &gone);
+            let mut status = network_status(&overview, refused, number, object);
             note_excess(&mut status, object, excess.get(&key.name));
             // What the object has is noted in every round.
             let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;

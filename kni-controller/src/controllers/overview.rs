@@ -80,10 +80,8 @@ pub(super) fn missing_nodes(tables: &Tables) -> BTreeSet<String> {
         .collect();
     let is_missing = |node: &str| tables.nodes.get("", node).is_none() && !with_interfaces.contains(node);
     let reports = tables.node_networks.rows().keys().map(|key| key.name.as_str());
-    let statuses = tables.networks.rows().values().filter_map(|row| row.status.as_ref());
-    let blocks = statuses.flat_map(|status| status.blocks.iter().map(|block| block.node.as_str()));
     let objects = tables.blocks.rows().values().map(|row| row.spec.node_name.as_str());
-    let named: BTreeSet<&str> = reports.chain(blocks).chain(objects).collect();
+    let named: BTreeSet<&str> = reports.chain(objects).collect();
     named
         .into_iter()
         .filter(|node| is_missing(node))

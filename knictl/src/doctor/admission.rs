@@ -9,7 +9,7 @@ use super::Finding;
 const REMEDY: &str = "kubectl apply -k deploy/, or helm upgrade: both write the policies and their bindings";
 
 /// Every policy, each with a binding of the same name, and what is possible without it.
-const POLICIES: [(&str, &str); 13] = [
+const POLICIES: [(&str, &str); 12] = [
     (
         "pod-join.kni.dev",
         "pods that a network refuses are created, and then do not start",
@@ -46,10 +46,6 @@ const POLICIES: [(&str, &str); 13] = [
     (
         "agent-pods.kni.dev",
         "an agent may change the status of other nodes' pods",
-    ),
-    (
-        "agent-podnetworks.kni.dev",
-        "an agent may change address blocks of other nodes in the status of networks",
     ),
     (
         "agent-egressaddressclaims.kni.dev",

@@ -1,6 +1,6 @@
 //! Compares `AddressBlock`s with networks, nodes and the list of blocks in the status of networks. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -111,36 +111,6 @@ pub(super) fn outside(blocks: &[AddressBlock], networks: &[PodNetwork]) -> Vec<F
     findings
 }
 
-/// Entries in the status of networks without an object: those of agents that do not know the kind.
-pub(super) fn entries(blocks: &[AddressBlock], networks: &[PodNetwork]) -> Vec<Finding> {
-    let objects: BTreeSet<(&str, IpNet, &str)> = blocks
-        .iter()
-        .filter_map(|block| {
-            let spec = &block.spec;
-            Some((spec.network.as_str(), spec.cidr.parse().ok()?, spec.node_name.as_str()))
-        })
-        .collect();
-    let mut findings = Vec::new();
-    for network in networks {
-        let name = network.name_any();
-        for entry in network.status.iter().flat_map(|status| &status.blocks) {
-            let (Ok(range), node) = (entry.cidr.parse::<IpNet>(), entry.node.as_str()) else {
-                continue;
-            };
-            if !objects.contains(&(name.as_str(), range, node)) {
-                findings.push(Finding::warning(
-                    format!("network {name}"),
-                    format!("block {range} of node {node} is in status.blocks, and has no AddressBlock"),
-                    format!(
-                        "update the agent of node {node}: it creates the object, or removes the entry, at its start"
-                    ),
-                ));
-            }
-        }
-    }
-    findings
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -157,14 +127,10 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    fn network(blocks: &[(&str, &str)]) -> PodNetwork {
-        let blocks: Vec<_> = blocks
-            .iter()
-            .map(|(cidr, node)| json!({"cidr": cidr, "node": node}))
-            .collect();
+    fn network() -> PodNetwork {
         let object = json!({
             "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": {"name": "blue", "uid": "b1"},
-            "spec": {}, "status": {"blocks": blocks},
+            "spec": {},
         });
         serde_json::from_value(object).unwrap()
     }
@@ -175,7 +141,7 @@ mod tests {
 
     #[test]
     fn blocks_outlive_their_owners_and_overlap() {
-        let (networks, nodes) = ([network(&[])], [node("n1", "u1"), node("n2", "u2")]);
+        let (networks, nodes) = ([network()], [node("n1", "u1"), node("n2", "u2")]);
         let found = |blocks: &[AddressBlock]| -> Vec<(Severity, String)> {
             let findings = owners(blocks, &networks, &nodes).into_iter();
             findings.map(|finding| (finding.severity, finding.problem)).collect()
@@ -209,7 +175,7 @@ mod tests {
 
     #[test]
     fn blocks_are_in_subnets_of_their_networks() {
-        let mut blue = network(&[]);
+        let mut blue = network();
         blue.spec.subnets = vec!["10.0.0.0/24".to_owned()];
         let found = |cidr: &str, uid: &str| outside(&[block(cidr, ("n1", "u1"), uid)], std::slice::from_ref(&blue));
         assert_eq!(found("10.0.0.64/26", "b1"), []);
@@ -217,24 +183,6 @@ mod tests {
         assert_eq!(
             found("10.0.9.0/26", "b1")[0].problem,
             "10.0.9.0/26 of node n1 is in no subnet of network blue"
-        );
-    }
-
-    #[test]
-    fn entries_have_objects() {
-        let blocks = [block("10.0.0.0/26", ("n1", "u1"), "b1")];
-        let found = |entered: &[(&str, &str)]| entries(&blocks, &[network(entered)]);
-        assert_eq!(found(&[]), []);
-        assert_eq!(
-            found(&[("10.0.0.0/26", "n1")]),
-            [],
-            "its agent is of the previous release"
-        );
-        let findings = found(&[("10.0.0.0/26", "n1"), ("10.0.0.64/26", "n2")]);
-        assert_eq!(findings.len(), 1);
-        assert_eq!(
-            findings[0].problem,
-            "block 10.0.0.64/26 of node n2 is in status.blocks, and has no AddressBlock"
         );
     }
 }

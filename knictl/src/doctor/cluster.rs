@@ -147,11 +147,6 @@ fn of_networks(snapshot: &Snapshot) -> Vec<Check> {
             "Networks and nodes of all AddressBlocks exist, and no two overlap",
             blocks::owners(&snapshot.blocks, all, &snapshot.nodes),
         ),
-        check(
-            "address-block-entries",
-            "Every entry in status.blocks of networks has its AddressBlock",
-            blocks::entries(&snapshot.blocks, all),
-        ),
     ]
 }
 

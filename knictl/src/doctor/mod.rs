@@ -1,6 +1,5 @@
 //! Describes what checks found, and prints them as a report.
 
-pub(crate) mod access;
 mod admission;
 mod blocks;
 pub(crate) mod cluster;

@@ -56,10 +56,6 @@ pub(super) fn conditions(networks: &[PodNetwork]) -> Vec<Finding> {
                 findings.push(Finding::failure(&object, problem, remedy));
             }
         }
-        if let Some(problem) = lacking(&status.conditions, "FabricChosen") {
-            let remedy = "set spec.fabric: to Overlay or Native to connect the nodes, to None to keep them apart";
-            findings.push(Finding::warning(&object, problem, remedy));
-        }
         let exceeded = status
             .conditions
             .iter()

@@ -48,9 +48,6 @@ pub(super) enum Command {
 /// Which checks run.
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
-    /// Only what an upgrade would refuse: pods in networks without spec.access, which a later agent does not let in again
-    #[arg(long)]
-    pub(super) upgrade: bool,
     #[command(flatten)]
     pub(super) output: OutputArgs,
 }

@@ -10,7 +10,7 @@ use super::{agent, cli::DoctorArgs, find};
 use crate::{
     commands::{self, Outcome},
     doctor::{
-        Check, Finding, Report, access,
+        Check, Finding, Report,
         cluster::{Snapshot, checks},
         controller,
     },
@@ -31,12 +31,6 @@ pub(super) async fn run(
     terminal: &mut Terminal<'_>,
 ) -> Result<Outcome, Error> {
     let snapshot = snapshot(client, kni_namespace).await?;
-    if args.upgrade {
-        let report = Report {
-            checks: vec![access::upgrade(&snapshot)],
-        };
-        return commands::doctor::show(&report, args.output.format, terminal);
-    }
     let mut report = Report {
         checks: checks(&snapshot),
     };

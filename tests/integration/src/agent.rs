@@ -219,13 +219,6 @@ impl Agent {
         self.restart()
     }
 
-    /// As [`Self::replace`], with the eBPF programs that are embedded in the program.
-    pub fn replace_by_release(&mut self, program: &Path) -> Result<()> {
-        self.options.embedded_programs = true;
-        self.program = self.ns.install(program)?;
-        self.restart()
-    }
-
     /// Runs `kni-agent cleanup` to completion; the agent must not be running.
     pub fn cleanup(&self) -> Result<Output> {
         cleanup(&self.ns, &self.program)

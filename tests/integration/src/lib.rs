@@ -12,7 +12,6 @@ pub mod bind;
 pub mod cluster;
 pub mod cpu_times;
 pub mod dice;
-pub mod earlier;
 pub mod echo;
 pub mod exclusive;
 pub mod foreign;

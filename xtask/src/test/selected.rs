@@ -15,9 +15,10 @@ use super::{
 };
 use crate::{
     build_cni, build_ebpf,
+    goal::Goal,
     node::require_root,
     progress::Progress,
-    setup::{self, Goal},
+    setup,
 };
 
 /// Arguments that select tests and repeat them.

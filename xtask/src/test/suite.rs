@@ -10,7 +10,7 @@ use super::{
     second::{self, Settled},
     tally::Tally,
 };
-use crate::{command::build, progress::say, workspace::cargo};
+use crate::progress::say;
 
 /// The reason of an ignored test that runs in long proofs begins with this.
 const LONG: &str = "long:";

@@ -17,7 +17,7 @@ use kni_model::NetworkName;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
-use kni_cluster::{Key, entries_of};
+use kni_cluster::Key;
 
 use super::{
     Block, Memory, ObjectControllers,
@@ -79,15 +79,8 @@ impl ObjectControllers {
             let Some(network) = self.network_ref(&name) else {
                 continue;
             };
-            let mut free = Vec::new();
-            for unit in units {
-                match self.entered_for_other(&name, &unit) {
-                    Some(by) => conflicts.extend(self.conflict(&name, &unit, &by)),
-                    None => free.push(unit),
-                }
-            }
             kni_tasks::progress();
-            let (settled, done) = confirm_or_claim(&claims, &network, free, objects).await;
+            let (settled, done) = confirm_or_claim(&claims, &network, units, objects).await;
             if done.is_err() {
                 failed = done;
             }
@@ -165,22 +158,9 @@ impl ObjectControllers {
         !lost.is_empty()
     }
 
-    /// Blocks that the node should have and does not hold: with an object, entered by an agent of an earlier release, or with
-    /// leases.
+    /// Blocks that the node should have and does not hold: with an object, or with leases.
     fn missing_blocks(&self, memory: &Memory, valid: BTreeSet<Block>) -> BTreeSet<Block> {
         let mut missing = valid;
-        {
-            let tables = self.cache.tables();
-            for object in tables.networks.rows().values() {
-                let Ok(name) = object.name_any().parse::<NetworkName>() else {
-                    continue;
-                };
-                let entered = entries_of(object, &self.node)
-                    .into_iter()
-                    .map(|block| (name.clone(), block));
-                missing.extend(entered);
-            }
-        }
         for (name, leases) in (self.state.leases)() {
             let units: Vec<IpNet> = leases.iter().filter_map(|ip| self.unit_of(&name, *ip)).collect();
             missing.extend(units.into_iter().map(|unit| (name.clone(), unit)));
@@ -191,19 +171,6 @@ impl ObjectControllers {
             !is_held && !memory.leaving.contains(block) && self.is_unit(&block.0, &block.1)
         });
         missing
-    }
-
-    /// The owner of an entry in the status of a network, by an agent that does not know the kind of the objects.
-    fn entered_for_other(&self, name: &NetworkName, unit: &IpNet) -> Option<String> {
-        let tables = self.cache.tables();
-        let status = tables.networks.get("", name.as_str())?.status.as_ref()?;
-        let overlaps = |range: IpNet| range.contains(unit) || unit.contains(&range);
-        let mut others = status.blocks.iter().filter(|entry| entry.node != self.node);
-        let entry = others.find(|entry| entry.cidr.parse().is_ok_and(overlaps))?;
-        // An agent of the previous release has the object, too.
-        let object = object_name(name, unit);
-        let is_ours = tables.blocks.get("", &object).is_some();
-        (!is_ours).then(|| format!("node {} (status of PodNetwork {name})", entry.node))
     }
 
     fn unit_of(&self, name: &NetworkName, address: IpAddr) -> Option<IpNet> {

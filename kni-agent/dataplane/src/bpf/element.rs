@@ -51,21 +51,6 @@ impl<T: Borrow<MapData>> BatchMap<T> {
         unsafe { sys_bpf(Command::MapUpdateElem, &mut attr) }.map(drop)
     }
 
-    /// Inserts an element; false when there is one with the key.
-    pub(crate) fn insert<K: Pod, V: Pod>(&self, key: &[K], value: &[V]) -> io::Result<bool> {
-        const BPF_NOEXIST: u64 = 1;
-        check(size_of_val(value), self.value_size())?;
-        let mut attr = self.element(key)?;
-        attr.value = value.as_ptr() as u64;
-        attr.flags = BPF_NOEXIST;
-        // SAFETY: both slices have the map's sizes; the kernel only reads them.
-        match unsafe { sys_bpf(Command::MapUpdateElem, &mut attr) } {
-            Ok(_) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Deletes an element; false when there was none.
     pub(crate) fn delete<K: Pod>(&self, key: &[K]) -> io::Result<bool> {
         let mut attr = self.element(key)?;

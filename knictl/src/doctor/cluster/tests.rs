@@ -96,7 +96,7 @@ fn healthy() -> Snapshot {
             "PodNetwork",
             json!({"name": "blue", "uid": "b1"}),
             json!({"default": true, "subnets": ["10.0.0.0/24"]}),
-            json!({"conditions": fine["conditions"], "blocks": [{"cidr": "10.0.0.0/26", "node": "n1"}]}),
+            json!({"conditions": fine["conditions"]}),
         )],
         attachments: vec![object(
             "PodNetworkAttachment",
@@ -199,7 +199,7 @@ fn each_check_finds_its_problem_and_no_other() {
 
 #[test]
 fn checks_of_the_control_plane_find_their_problems() {
-    let cases: [(&str, Damage); 13] = [
+    let cases: [(&str, Damage); 12] = [
         ("admission-policies", |s| s.admission_policies.truncate(3)),
         ("controller", |s| s.lease = None),
         ("controller", |s| {
@@ -219,7 +219,6 @@ fn checks_of_the_control_plane_find_their_problems() {
         ("address-blocks", |s| {
             s.networks[0].spec.subnets = vec!["10.9.0.0/24".to_owned()];
         }),
-        ("address-block-entries", |s| s.blocks.clear()),
         ("policy-quota", |s| {
             let closed = json!([{"namespace": "shop", "reason": "r"}]);
             let status = s.node_networks[0].status.as_mut().unwrap();

@@ -49,14 +49,6 @@ pub async fn apply(client: &Client, all: Vec<Value>) -> Result<()> {
     Ok(())
 }
 
-/// The definitions of the earlier release that an upgrade begins with.
-pub fn earlier() -> Result<Vec<Value>> {
-    read(&PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/fixtures/earlier-crds"
-    )))
-}
-
 /// The current definitions with a new field, `spec.zzz`, in those whose specifications agents read.
 pub fn later() -> Result<Vec<Value>> {
     let mut all = ours()?;

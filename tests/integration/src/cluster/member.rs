@@ -1,9 +1,6 @@
 //! Runs a node of a cluster: its namespaces, its object, its agent and its fake kubelet.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -38,8 +35,6 @@ pub struct MemberOptions {
     pub standalone: Option<Vec<Manifest>>,
     /// Whether a proxy with faults is between the agent and the API server.
     pub proxied: bool,
-    /// An agent of another release, with its own programs.
-    pub binary: Option<PathBuf>,
 }
 
 impl Default for MemberOptions {
@@ -48,7 +43,6 @@ impl Default for MemberOptions {
             args: vec!["--warm-sandboxes".into(), "0".into()],
             standalone: None,
             proxied: false,
-            binary: None,
         }
     }
 }
@@ -62,14 +56,6 @@ impl MemberOptions {
         };
         options.args.extend(["--test-api-limit", "1"].map(str::to_owned));
         options
-    }
-
-    /// An agent of another release, with its own programs.
-    pub fn of_release(binary: &Path) -> Self {
-        Self {
-            binary: Some(binary.to_owned()),
-            ..Self::default()
-        }
     }
 }
 
@@ -145,8 +131,6 @@ fn agent_options(name: &str, options: MemberOptions) -> AgentOptions {
     AgentOptions {
         manifests: options.standalone.unwrap_or_default(),
         args: options.args,
-        embedded_programs: options.binary.is_some(),
-        binary: options.binary,
         cluster,
         ..AgentOptions::default()
     }

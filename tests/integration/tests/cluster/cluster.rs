@@ -20,7 +20,6 @@ mod figures;
 mod hostile;
 mod members;
 mod numbers;
-mod previous;
 mod quiet;
 mod quota;
 mod reports;

@@ -2,10 +2,8 @@
 //! nothing leaks.
 
 mod chaos;
-mod layout;
 mod lost_state;
 mod steps;
 mod takeover;
 mod under_policy;
-mod upgrade;
 mod xdp;

@@ -23,7 +23,6 @@ pub(crate) async fn run(cluster: &Cluster) -> Result<()> {
     access_changes(cluster).await?;
     revoked(cluster).await?;
     granted(cluster).await?;
-    upgraded(cluster).await?;
     labels_of_an_annotation(cluster).await
 }
 
@@ -117,33 +116,6 @@ async fn granted(cluster: &Cluster) -> Result<()> {
     let status = api.get("granted").await?.status.context("status")?;
     ensure!(status.join_accounts == ["plain/joiner"], "{:?}", status.join_accounts);
     cluster.remove("plain", &["allowed"]).await
-}
-
-/// A network from before `access` keeps the namespaces that use it: kni-controller writes them into its spec.
-async fn upgraded(cluster: &Cluster) -> Result<()> {
-    let chosen = json!({ "annotations": { "kni.dev/network": "open", "kni.dev/ips": "10.20.7.7" } });
-    let pods = cluster
-        .run(&[objects::pod_with("partner", "earlier", "node1", &chosen)])
-        .await?;
-    let api: Api<PodNetwork> = Api::all(cluster.client.clone());
-    access(cluster, "open", &Value::Null).await?;
-    authorized(cluster, &pods[0], "eth0", Err("NamespaceNotAdmitted")).await?;
-    let unseen = Patch::Merge(json!({ "status": { "accessReviewed": false } }));
-    api.patch_status("open", &PatchParams::default(), &unseen).await?;
-    let written = wait::until_some("the access is written", PATIENCE, async || {
-        Ok(api.get("open").await?.spec.access)
-    })
-    .await?;
-    let namespaces = written.namespaces.clone().context("namespaces")?;
-    let names = namespaces.selector.and_then(|selector| selector.match_expressions);
-    let names = names.and_then(|all| all.into_iter().next()?.values).unwrap_or_default();
-    ensure!(names.contains(&"partner".to_owned()), "{names:?}");
-    ensure!(
-        written.allow_addresses && written.address_ranges.contains(&"10.20.7.7/32".to_owned()),
-        "{written:?}"
-    );
-    authorized(cluster, &pods[0], "eth0", Ok(())).await?;
-    cluster.remove("partner", &["earlier"]).await
 }
 
 /// In a cluster, an annotation gives no pod labels for policies, also where the pod's object is not known.

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
-use kni_api::{AddressBlock, ConditionStatus, NodeNetwork, PodNetwork, pod_network::NodeBlock};
+use kni_api::{AddressBlock, ConditionStatus, NodeNetwork};
 use kni_integration::{
     Cluster, Pod,
     cluster::{HELD, PATIENCE, objects},
@@ -21,7 +21,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::scene::{entry, network_object, tenants, wait_for_condition, wait_for_truth};
+use super::scene::{entry, tenants, wait_for_condition, wait_for_truth};
 
 const NODES: usize = 4;
 const PODS: usize = 16;
@@ -69,7 +69,6 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
     );
 
     let late = restored(&mut cluster, &running).await?;
-    taken_over_from_the_status(&mut cluster).await?;
     compared_at_the_start(&mut cluster).await?;
     cluster
         .remove("crowd", &late.iter().map(String::as_str).collect::<Vec<_>>())
@@ -159,46 +158,6 @@ async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>>
     Ok(names)
 }
 
-/// An agent that finds its blocks in the status of the network, as earlier releases leave them, creates the objects that are
-/// missing, and removes its entries.
-async fn taken_over_from_the_status(cluster: &mut Cluster) -> Result<()> {
-    let before = claimed(cluster, "node1").await?;
-    cluster.nodes[0].agent.kill9()?;
-    for cidr in &before {
-        take_away(cluster, cidr).await?;
-    }
-    ensure!(claimed(cluster, "node1").await?.is_empty());
-    ensure!(
-        entries(cluster).await?.is_empty(),
-        "agents of this release enter nothing"
-    );
-    let theirs = NodeBlock {
-        cidr: "10.20.9.0/28".to_owned(),
-        node: "node9".to_owned(),
-    };
-    let mut entered: Vec<NodeBlock> = before
-        .iter()
-        .map(|cidr| NodeBlock {
-            cidr: cidr.clone(),
-            node: "node1".to_owned(),
-        })
-        .collect();
-    entered.push(theirs.clone());
-    let networks: Api<PodNetwork> = Api::all(cluster.client.clone());
-    let patch = Patch::Merge(json!({ "status": { "blocks": entered } }));
-    networks.patch_status("crowd", &PatchParams::default(), &patch).await?;
-    cluster.nodes[0].agent.restart()?;
-    wait::until("the objects are made of the status", PATIENCE, async || {
-        Ok(claimed(cluster, "node1").await? == before)
-    })
-    .await?;
-    wait::until("the node removes its entries, and no other one", PATIENCE, async || {
-        Ok(entries(cluster).await? == [theirs.clone()])
-    })
-    .await?;
-    Ok(())
-}
-
 /// An agent that finds a block at another node names it, and assigns nothing of it.
 async fn compared_at_the_start(cluster: &mut Cluster) -> Result<()> {
     let lost = claimed(cluster, "node2").await?;
@@ -275,13 +234,4 @@ async fn blocks(cluster: &Cluster) -> Result<Vec<(IpNet, String)>> {
     parsed
         .map(|object| Ok((object.spec.cidr.parse()?, object.spec.node_name)))
         .collect()
-}
-
-/// The entries in the status of network crowd.
-async fn entries(cluster: &Cluster) -> Result<Vec<NodeBlock>> {
-    Ok(network_object(cluster, "crowd")
-        .await?
-        .status
-        .unwrap_or_default()
-        .blocks)
 }

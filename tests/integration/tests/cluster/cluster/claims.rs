@@ -1,5 +1,5 @@
-//! Tests claims of address blocks at a real API server: never two owners, whatever requests and replies are lost, beside
-//! agents of earlier releases, and against clients that do not keep to the rules.
+//! Tests claims of address blocks at a real API server: never two owners, whatever requests and replies are lost, and
+//! against clients that do not keep to the rules.
 
 mod actors;
 pub(super) mod clients;
@@ -9,19 +9,19 @@ use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use kni_api::{AddressBlock, PodNetwork, pod_network::NodeBlock};
+use kni_api::AddressBlock;
 use kni_claims::{Claim, Claims, NetworkRef, NodeRef};
 use kni_integration::{Cluster, cluster::objects, long, require};
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, Patch, PatchParams, PostParams},
-};
+use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::json;
 
 use self::{
     actors::Leasing,
     clients::{losing, unreliable},
 };
+
+/// Requests of a release.
+const RELEASE: i64 = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_block_has_one_owner_whatever_is_lost() -> Result<()> {
@@ -40,7 +40,6 @@ async fn a_block_has_one_owner_whatever_is_lost() -> Result<()> {
     .await?;
     a_lost_reply_is_settled_by_reading(&cluster, &network).await?;
     two_owners_are_noticed(&cluster).await?;
-    entries_of_the_node_are_removed(&cluster).await?;
     a_network_made_again_has_no_blocks_of_the_first(&cluster).await?;
     losses(&cluster, &network).await?;
     latency(&cluster).await?;
@@ -69,8 +68,8 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     let (client, faults) = losing(&cluster.client);
     let ours = Claims::new(client, node("a"));
     let theirs = Claims::new(cluster.client.clone(), node("b"));
-    // Each reply is lost once, of requests that had their effect: a claim has 2, a release 5.
-    for lost in 0..5 {
+    // Each reply is lost once, of requests that had their effect: a claim has 2.
+    for lost in 0..RELEASE {
         faults.lose_reply(lost);
         let mut failures = 0;
         while ours.claim(network, &unit).await.is_err() {
@@ -99,59 +98,31 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     Ok(())
 }
 
-/// An earlier release, which knew only the entries in the status, leased again from a block whose give-back had failed, whatever had become of it. The test must
-/// notice that.
+/// A node that leases again from a block whose release has failed, although the request had its effect. The test must notice
+/// that.
 async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
     let red = network(cluster, "lossy", &["10.30.0.0/24"], &json!({ "ipv4": 28 })).await?;
     let block: IpNet = "10.30.0.16/28".parse()?;
     let leasing = Leasing::default();
     let (client, faults) = losing(&cluster.client);
-    let networks: Api<PodNetwork> = Api::all(client);
-    let mut object = networks.get("lossy").await?;
-    object.status.get_or_insert_default().blocks.push(NodeBlock {
-        cidr: block.to_string(),
-        node: "old".to_owned(),
-    });
-    let mut object = networks
-        .replace_status("lossy", &PostParams::default(), &object)
-        .await?;
-    leasing.begin(block, "old")?;
+    let wrong = Claims::new(client, node("wrong"));
+    ensure!(wrong.claim(&red, &block).await? == Claim::Ours);
+    leasing.begin(block, "wrong")?;
     leasing.end(&block);
-    object.status.get_or_insert_default().blocks.clear();
-    faults.lose_reply(0);
-    let given_back = networks.replace_status("lossy", &PostParams::default(), &object).await;
-    ensure!(given_back.is_err(), "the reply was to be lost");
-    leasing.begin(block, "old")?;
-    let claims = Claims::new(cluster.client.clone(), node("new"));
+    // The last reply of a release.
+    faults.lose_reply(RELEASE - 1);
+    ensure!(
+        wrong.release(&red.name, &block).await.is_err(),
+        "the reply was to be lost"
+    );
+    leasing.begin(block, "wrong")?;
+    let claims = Claims::new(cluster.client.clone(), node("other"));
     ensure!(
         claims.claim(&red, &block).await? == Claim::Ours,
-        "the give-back had its effect"
+        "the release had its effect"
     );
-    let noticed = leasing.begin(block, "new").err().context("nothing was noticed")?;
-    println!("an earlier release: {noticed}");
-    Ok(())
-}
-
-/// Only those of the given ranges, and none of other nodes.
-async fn entries_of_the_node_are_removed(cluster: &Cluster) -> Result<()> {
-    let red = network(cluster, "entered", &["10.50.0.0/24"], &json!({ "ipv4": 28 })).await?;
-    let entry = |cidr: &str, node: &str| NodeBlock {
-        cidr: cidr.to_owned(),
-        node: node.to_owned(),
-    };
-    let [theirs, ours, other] = ["10.50.0.16/28", "10.50.0.32/28", "10.50.0.48/28"];
-    let entries = [entry(theirs, "old"), entry(ours, "later"), entry(other, "later")];
-    let networks: Api<PodNetwork> = Api::all(cluster.client.clone());
-    let patch = Patch::Merge(json!({ "status": { "blocks": entries } }));
-    networks
-        .patch_status("entered", &PatchParams::default(), &patch)
-        .await?;
-    let claims = Claims::new(cluster.client.clone(), node("later"));
-    claims
-        .remove_entries(&red.name, &[ours.parse()?, theirs.parse()?])
-        .await?;
-    let left = networks.get("entered").await?.status.unwrap_or_default().blocks;
-    ensure!(left == [entry(theirs, "old"), entry(other, "later")], "{left:?}");
+    let noticed = leasing.begin(block, "other").err().context("nothing was noticed")?;
+    println!("a wrong node: {noticed}");
     Ok(())
 }
 
@@ -202,27 +173,24 @@ async fn latency(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Random claims and releases of nodes that lose requests and replies, beside agents of the previous release, which also
-/// enter blocks into the status.
+/// Random claims and releases of nodes that lose requests and replies, beside two that lose none.
 async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     let steps = if long() { 4000 } else { 60 };
     let leasing = Leasing::default();
     let start = Instant::now();
     let mut actors = tokio::task::JoinSet::new();
     for number in 0..5 {
-        let claims = Claims::new(unreliable(&cluster.client), node(&format!("new{number}")));
+        let claims = Claims::new(unreliable(&cluster.client), node(&format!("lossy{number}")));
         actors.spawn(actors::node(claims, network.clone(), leasing.clone(), steps, number));
     }
     for number in 0..2 {
-        let client = cluster.client.clone();
-        let old = node(&format!("old{number}"));
-        actors.spawn(actors::previous_release(
-            client,
-            old,
+        let claims = Claims::new(cluster.client.clone(), node(&format!("whole{number}")));
+        actors.spawn(actors::node(
+            claims,
             network.clone(),
             leasing.clone(),
             steps,
-            number,
+            100 + number,
         ));
     }
     let mut done = Vec::new();
@@ -233,7 +201,7 @@ async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     // Requests that arrive late have left something at most to the nodes themselves.
     tokio::time::sleep(clients::LATEST).await;
     for number in 0..5 {
-        let claims = Claims::new(cluster.client.clone(), node(&format!("new{number}")));
+        let claims = Claims::new(cluster.client.clone(), node(&format!("lossy{number}")));
         for unit in left_of(cluster, network, &claims.node().name).await? {
             claims.release(&network.name, &unit).await?;
         }
@@ -248,7 +216,7 @@ async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     Ok(())
 }
 
-/// The ranges of a network that have an object or an entry in the status, with their nodes.
+/// The ranges of a network that have an object, with their nodes.
 async fn left(cluster: &Cluster, network: &NetworkRef) -> Result<BTreeSet<(IpNet, String)>> {
     let listed: Api<AddressBlock> = Api::all(cluster.client.clone());
     let own = ListParams::default().fields(&format!("spec.network={}", network.name));
@@ -256,11 +224,6 @@ async fn left(cluster: &Cluster, network: &NetworkRef) -> Result<BTreeSet<(IpNet
     let mut found = BTreeSet::new();
     for object in objects {
         found.insert((object.spec.cidr.parse()?, object.spec.node_name));
-    }
-    let networks: Api<PodNetwork> = Api::all(cluster.client.clone());
-    let status = networks.get(network.name.as_str()).await?.status.unwrap_or_default();
-    for block in status.blocks {
-        found.insert((block.cidr.parse()?, block.node));
     }
     Ok(found)
 }

@@ -11,7 +11,6 @@ mod firewall;
 mod forgery;
 mod fresh;
 mod losses;
-mod mixed;
 mod peers;
 mod policies;
 mod ports;

@@ -1,4 +1,4 @@
-//! Tests that the fabric of a network is decided once, for all nodes, and that a network from before keeps what it had.
+//! Tests that the fabric of a network is decided once, for all nodes, and that a restored network gets one.
 
 use std::time::Duration;
 
@@ -15,58 +15,58 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::scene::{network_object, wait_for_condition};
+use super::scene::network_object;
 
 /// Time in which a loop of writes would show.
 const REST: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn new_networks_are_overlay_and_those_from_before_keep_their_nodes_apart() -> Result<()> {
+async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-fabric").await?;
     cluster.apply(&[network("new", &json!({}))]).await?;
     wait_for_fabric(&cluster, "new", Fabric::Overlay).await?;
-    wait_for_condition(&cluster, "new", "FabricChosen", true).await?;
     cluster
         .apply(&[network("native", &json!({ "fabric": "Native" }))])
         .await?;
     wait_for_fabric(&cluster, "native", Fabric::Native).await?;
 
-    // What an earlier release leaves behind.
+    // A backup leaves the status out, and keeps the finalizer; conditions of others are no decision either.
     cluster.controllers[0].kill()?;
-    leave_behind(&cluster, "old").await?;
-    leave_behind(&cluster, "stated").await?;
-    patch(&cluster, "stated", &json!({ "fabric": "Overlay" })).await?;
+    leave_behind(&cluster, "restored", false).await?;
+    leave_behind(&cluster, "touched", true).await?;
+    leave_behind(&cluster, "stated", true).await?;
+    patch(&cluster, "stated", &json!({ "fabric": "None" })).await?;
     cluster.start_controller().await?;
-    wait_for_fabric(&cluster, "old", Fabric::None).await?;
-    wait_for_fabric(&cluster, "stated", Fabric::Overlay).await?;
-    wait_for_condition(&cluster, "stated", "FabricChosen", true).await?;
-    let advice = wait_for_condition(&cluster, "old", "FabricChosen", false).await?;
-    ensure!(advice.contains("set it to Overlay or Native"), "{advice}");
-    ensure!(
-        fabric_of(&cluster, "new").await? == Some(Fabric::Overlay),
-        "it is no network from before"
-    );
+    wait_for_fabric(&cluster, "restored", Fabric::Overlay).await?;
+    wait_for_fabric(&cluster, "touched", Fabric::Overlay).await?;
+    wait_for_fabric(&cluster, "stated", Fabric::None).await?;
+    for (name, fabric) in [("new", Fabric::Overlay), ("native", Fabric::Native)] {
+        ensure!(
+            fabric_of(&cluster, name).await? == Some(fabric),
+            "{name} keeps its fabric"
+        );
+    }
 
     quiet(&cluster).await?;
-    patch(&cluster, "old", &json!({ "fabric": "Overlay" })).await?;
-    wait_for_fabric(&cluster, "old", Fabric::Overlay).await?;
-    wait_for_condition(&cluster, "old", "FabricChosen", true).await?;
-    patch(&cluster, "old", &json!({ "fabric": null })).await?;
-    let kept = wait::until_some("the condition follows the spec", PATIENCE, async || {
-        let message = wait_for_condition(&cluster, "old", "FabricChosen", true).await?;
-        Ok(message.contains("absent").then_some(message))
-    });
-    println!("without spec.fabric: {}", kept.await?);
+    patch(&cluster, "stated", &json!({ "fabric": "Native" })).await?;
+    wait_for_fabric(&cluster, "stated", Fabric::Native).await?;
+    patch(&cluster, "stated", &json!({ "fabric": null })).await?;
+    // The condition shows that kni-controller has seen the spec.
+    let generation = network_object(&cluster, "stated").await?.metadata.generation;
+    wait::until("kni-controller has seen the spec", PATIENCE, async || {
+        let status = network_object(&cluster, "stated").await?.status.context("no status")?;
+        let mut conditions = status.conditions.iter();
+        let accepted = conditions.find(|condition| condition.type_ == "Accepted");
+        Ok(accepted.is_some_and(|accepted| accepted.observed_generation == generation))
+    })
+    .await?;
     ensure!(
-        fabric_of(&cluster, "old").await? == Some(Fabric::Overlay),
+        fabric_of(&cluster, "stated").await? == Some(Fabric::Native),
         "what was applied stays"
     );
     patch(&cluster, "new", &json!({ "fabric": "None" })).await?;
-    wait_for_fabric(&cluster, "new", Fabric::None).await?;
-    wait_for_condition(&cluster, "new", "FabricChosen", true)
-        .await
-        .map(drop)
+    wait_for_fabric(&cluster, "new", Fabric::None).await
 }
 
 /// Once the networks have their numbers, they are not written any more.
@@ -93,20 +93,24 @@ fn network(name: &str, more: &Value) -> Value {
     objects::network(name, &["10.20.0.0/16"], more)
 }
 
-/// A network with the finalizer and the conditions of an earlier release, which knows no fabric.
-async fn leave_behind(cluster: &Cluster, name: &str) -> Result<()> {
+/// A network with the finalizer and perhaps a condition, whose fabric was not decided.
+async fn leave_behind(cluster: &Cluster, name: &str, has_condition: bool) -> Result<()> {
     let mut object = network(name, &json!({}));
     object["metadata"]["finalizers"] = json!([IN_USE_FINALIZER]);
     cluster.apply(&[object]).await?;
-    let condition = json!({
-        "type": "Accepted", "status": "True", "reason": "Valid", "message": "the network is valid",
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-    });
-    let status = Patch::Merge(json!({ "status": { "conditions": [condition], "accessReviewed": true } }));
-    api(cluster)
-        .patch_status(name, &PatchParams::default(), &status)
-        .await?;
-    ensure!(fabric_of(cluster, name).await?.is_none(), "kni-controller still runs");
+    if has_condition {
+        let condition = json!({
+            "type": "Accepted", "status": "True", "reason": "Valid", "message": "the network is valid",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        let status = Patch::Merge(json!({ "status": { "conditions": [condition] } }));
+        api(cluster)
+            .patch_status(name, &PatchParams::default(), &status)
+            .await?;
+    }
+    let status = network_object(cluster, name).await?.status;
+    let fabric = status.and_then(|status| status.fabric);
+    ensure!(fabric.is_none(), "kni-controller still runs");
     Ok(())
 }
 

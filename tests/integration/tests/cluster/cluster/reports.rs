@@ -70,14 +70,14 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
     cluster.apply(&[foreign]).await?;
     right("an object of no pod was made", &cluster).await?;
     let present = interfaces.get(&name("eth0")).await?;
-    let earlier = json!({
+    let second = json!({
         "apiVersion": "kni.dev/v1alpha1",
         "kind": "PodInterface",
         "metadata": { "name": "a.eth0", "namespace": "plain", "labels": present.metadata.labels },
         "spec": present.spec,
     });
-    cluster.apply(&[earlier]).await?;
-    right("an object had the name of an earlier release", &cluster).await?;
+    cluster.apply(&[second]).await?;
+    right("a second object of an interface was made", &cluster).await?;
 
     for (what, annotation) in [
         ("the annotation was taken away", Value::Null),

@@ -8,16 +8,12 @@ mod table;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_api::PodNetwork;
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, connect, objects, token},
     require, wait,
 };
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use kube::Client;
 use serde_json::{Value, json};
 
 use self::{
@@ -179,12 +175,6 @@ impl Outcome {
 impl Names {
     async fn new(cluster: &Cluster, own: &Pod, foreign: &Pod) -> Result<Self> {
         let red = objects::network("red", &[], &json!({}));
-        // As an agent of the previous release leaves it.
-        let networks: Api<PodNetwork> = Api::all(cluster.client.clone());
-        let entered = json!({ "status": { "blocks": [{ "cidr": "10.10.199.0/26", "node": "node9" }] } });
-        networks
-            .patch_status("red", &PatchParams::default(), &Patch::Merge(&entered))
-            .await?;
         // Its status follows the pods a moment later; an update must be of the latest version.
         let network = wait::until_some("network red is at rest", PATIENCE, async || {
             let before = cluster.get(&red).await?.context("network red")?;

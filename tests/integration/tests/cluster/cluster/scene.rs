@@ -34,17 +34,6 @@ pub(crate) async fn tenants_with(cluster: &Cluster, tweaks: &Value) -> Result<()
     apply_tenants(cluster, &tenant_objects(tweaks)).await
 }
 
-/// [`tenants`] as objects from before networks stated their access.
-pub(crate) async fn tenants_of_earlier(cluster: &Cluster) -> Result<()> {
-    let mut all = tenant_objects(&json!({}));
-    for object in &mut all {
-        if let Some(spec) = object["spec"].as_object_mut() {
-            spec.remove("access");
-        }
-    }
-    apply_tenants(cluster, &all).await
-}
-
 fn tenant_objects(tweaks: &Value) -> Vec<Value> {
     let way_out = json!({ "egress": { "mode": "Masquerade" } });
     let mut default = objects::default_network();

@@ -1,4 +1,4 @@
-//! Tests agents under definitions of an earlier and of a later release, and optional kinds that come and go.
+//! Tests agents under definitions of a later release.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_api::NodeNetwork;
@@ -10,30 +10,25 @@ use kni_integration::{
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
 
-use super::scene::{assert_reached, guarded, tenants_of_earlier, wait_for_silence, wait_for_truth};
+use super::scene::{assert_reached, guarded, tenants, wait_for_silence, wait_for_truth};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[expect(clippy::too_many_lines, reason = "the definitions of three releases, in order")]
-async fn definitions_of_another_release_concern_the_objects_that_use_them() -> Result<()> {
+async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-skew").await?;
-
-    // A new agent under the definitions of an earlier release.
-    definitions::replace(&cluster.client, definitions::earlier()?).await?;
     let options = MemberOptions {
         proxied: true,
         ..MemberOptions::default()
     };
     cluster.add_node(options).await?;
-    tenants_of_earlier(&cluster).await?;
+    tenants(&cluster).await?;
     let (pods, _server) = guarded(&cluster).await?;
     wait_for_truth(&cluster).await?;
     let (ready, degraded) = conditions(&cluster).await?;
     ensure!(ready == "True" && degraded.0 == "False", "{ready} {degraded:?}");
-    println!("earlier definitions: 3 pods attached, policy enforced, Ready={ready}");
 
     // Objects of a later release.
-    definitions::replace(&cluster.client, definitions::later()?).await?;
+    definitions::apply(&cluster.client, definitions::later()?).await?;
     write_later(&cluster, &red()).await?;
     let green = objects::network("green", &["10.30.0.0/16"], &json!({ "zzz": "new" }));
     cluster.apply(&[green]).await?;

@@ -105,7 +105,7 @@ async fn many_nodes_claim(cluster: &Cluster, network: &NetworkRef, others: &[Nod
                 Ok(Claim::Ours) => return anyhow::Ok((unit, begun.elapsed(), tries)),
                 Ok(Claim::Taken(_)) => {}
                 // As an agent does.
-                Err(ClaimError::Unknown { .. } | ClaimError::Contended { .. }) => continue,
+                Err(ClaimError::Unknown { .. } | ClaimError::Unsettled { .. }) => continue,
                 Err(error) => return Err(error.into()),
             }
             // Half of the nodes begin where another one has claimed.

@@ -1,12 +1,17 @@
-//! Tests that pins of another layout are replaced, and that pins of the same layout are retained with all rows.
+//! Tests that maps of another shape are replaced, that another layout is refused, and that pins of the same layout are
+//! retained with all rows.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, Map, MapData};
 use kni_common::{
     Direction, Verdict,
     endpoint::{EndpointRow, FLAG_HANDOVER},
+    layout::LAYOUT_VERSION,
 };
 use kni_dataplane::{Dataplane, DataplaneOptions, EndpointConfig};
 use kni_integration::{
@@ -27,7 +32,7 @@ fn views(dataplane: &Dataplane) -> Result<BTreeMap<String, MapView>> {
         .collect())
 }
 
-/// A map that another program, or an older version, might have left.
+/// A map that another program might have left.
 struct Bogus {
     map: &'static str,
     kind: &'static str,
@@ -75,7 +80,7 @@ const BOGUS: &[Bogus] = &[
 ];
 
 #[test]
-fn a_pin_of_another_layout_is_replaced() -> Result<()> {
+fn a_pin_of_another_shape_is_replaced() -> Result<()> {
     require!(root, netns, bpf, ip, bpftool);
     Programs::inside("drift", FLOWS, |programs| {
         let right = views(programs.dataplane())?;
@@ -129,6 +134,59 @@ fn a_pin_of_another_layout_is_replaced() -> Result<()> {
         step.compare_tables()?;
         step.compare_counters().map(drop)
     })
+}
+
+/// The programs of another layout may still run at interfaces, with the rows of its maps: nothing of them is changed.
+#[test]
+fn maps_of_another_layout_are_refused() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    Programs::inside("refused", FLOWS, |programs| {
+        let present = programs.dataplane().pin_path();
+        programs.dataplane().attach("kni3", EndpointId(3))?;
+        drop(programs);
+        let root = Path::new(ROOT);
+        for other in [LAYOUT_VERSION - 1, LAYOUT_VERSION + 1] {
+            let folder = root.join(format!("v{other}"));
+            std::fs::rename(&present, &folder)?;
+            let before = paths_below(root)?;
+            let error = Dataplane::open(&options(FLOWS)?)
+                .err()
+                .context("opened beside another layout")?;
+            let text = error.to_string();
+            for named in [
+                folder.display().to_string(),
+                format!("layout {other},"),
+                format!("layout {LAYOUT_VERSION}:"),
+            ] {
+                ensure!(text.contains(&named), "{named} is not in {text:?}");
+            }
+            let after = paths_below(root)?;
+            ensure!(after == before, "{before:?} became {after:?}");
+            std::fs::rename(&folder, &present)?;
+        }
+        let programs = Programs::open(FLOWS)?;
+        ensure!(
+            programs.dataplane().pinned_endpoints()? == [EndpointId(3)],
+            "the link is gone"
+        );
+        Ok(())
+    })
+}
+
+/// Every path below a folder.
+fn paths_below(folder: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut paths = BTreeSet::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            }
+            paths.insert(entry.path());
+        }
+    }
+    Ok(paths)
 }
 
 #[test]
@@ -253,7 +311,7 @@ fn withdrawn_pins_leave_nothing() -> Result<()> {
         );
         drop(programs);
         kni_dataplane::remove_pins(ROOT.as_ref())?;
-        ensure!(!std::path::Path::new(ROOT).exists(), "{ROOT} is still there");
+        ensure!(!Path::new(ROOT).exists(), "{ROOT} is still there");
         Ok(())
     })
 }

@@ -1,4 +1,4 @@
-//! Actors that claim and release blocks at random: nodes of this release, and of the previous one.
+//! Nodes that claim and release blocks at random.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,13 +7,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use ipnet::IpNet;
-use kni_api::{AddressBlock, PodNetwork, pod_network::NodeBlock};
-use kni_claims::{Claim, Claims, NetworkRef, NodeRef, address_block};
-use kube::{
-    Api, Client, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
-};
-use serde_json::json;
+use kni_claims::{Claim, Claims, NetworkRef};
 
 /// Who leases from which block, as the actors themselves state it.
 #[derive(Debug, Clone, Default)]
@@ -54,7 +48,7 @@ fn units() -> Vec<IpNet> {
     v4.chain(v6).filter_map(Result::ok).collect()
 }
 
-/// A node of this release. It leases only between a confirmed claim and the begin of a release.
+/// A node. It leases only between a confirmed claim and the begin of a release.
 pub(crate) async fn node(
     claims: Claims,
     network: NetworkRef,
@@ -110,78 +104,6 @@ pub(crate) async fn node(
     Ok(format!(
         "{name}: {claimed} claimed, {taken} taken, {released} released, {failed} failed"
     ))
-}
-
-/// An agent of the previous release: a block is its own when its object is created and its entry is in the status. It
-/// removes both when it releases one.
-pub(crate) async fn previous_release(
-    client: Client,
-    own: NodeRef,
-    network: NetworkRef,
-    leasing: Leasing,
-    steps: usize,
-    seed: u64,
-) -> Result<String> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let blocks: Api<AddressBlock> = Api::all(client.clone());
-    let networks: Api<PodNetwork> = Api::all(client);
-    let mut held: BTreeSet<IpNet> = BTreeSet::new();
-    let (mut claimed, mut taken, mut released) = (0, 0, 0);
-    for step in 0..steps * 2 {
-        let ending = step >= steps;
-        if ending && held.is_empty() {
-            break;
-        }
-        if let Some(unit) = random.choice(&held).copied().filter(|_| ending || held.len() > 3) {
-            held.remove(&unit);
-            leasing.end_of(&unit, &own.name);
-            let name = address_block(&own, &network, &unit).name_any();
-            blocks.delete(&name, &DeleteParams::default()).await?;
-            enter(&networks, &network, &own.name, &unit, false).await?;
-            let bare = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-            blocks.patch(&name, &PatchParams::default(), &bare).await?;
-            released += 1;
-            continue;
-        }
-        let units = units();
-        let unit = *random.choice(&units).unwrap_or(&units[0]);
-        if held.contains(&unit) {
-            continue;
-        }
-        let object = address_block(&own, &network, &unit);
-        match blocks.create(&PostParams::default(), &object).await {
-            Ok(_created) => {
-                enter(&networks, &network, &own.name, &unit, true).await?;
-                claimed += 1;
-                leasing.begin(unit, &own.name)?;
-                held.insert(unit);
-            }
-            Err(kube::Error::Api(status)) if status.code == 409 => taken += 1,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let name = &own.name;
-    Ok(format!("{name}: {claimed} claimed, {taken} taken, {released} released"))
-}
-
-/// Adds or removes an entry; again where another change came first.
-async fn enter(networks: &Api<PodNetwork>, network: &NetworkRef, node: &str, unit: &IpNet, enters: bool) -> Result<()> {
-    loop {
-        let mut object = networks.get(network.name.as_str()).await?;
-        let blocks = &mut object.status.get_or_insert_default().blocks;
-        let cidr = unit.to_string();
-        blocks.retain(|block| block.cidr != cidr);
-        if enters {
-            let node = node.to_owned();
-            blocks.push(NodeBlock { cidr, node });
-        }
-        let params = PostParams::default();
-        match networks.replace_status(network.name.as_str(), &params, &object).await {
-            Ok(_written) => return Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 impl Leasing {

@@ -88,16 +88,6 @@ fn pod(name: &str, rest: &str) -> String {
     format!("/api/v1/namespaces/red-team/pods/{name}{rest}")
 }
 
-/// Network red with changed entries of blocks.
-fn blocks(names: &Names, change: impl Fn(&mut Vec<Value>)) -> Value {
-    let mut network = names.network.clone();
-    network["metadata"]["managedFields"] = Value::Null;
-    if let Some(blocks) = network["status"]["blocks"].as_array_mut() {
-        change(blocks);
-    }
-    network
-}
-
 fn annotations(value: &Value) -> Value {
     json!({ "metadata": { "annotations": value } })
 }
@@ -235,27 +225,7 @@ pub(super) fn foreign(names: &Names) -> Vec<Request> {
             &pod("b", "/eviction"),
             json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": "b" } }),
         ),
-        Request::new(
-            Verb::Update,
-            &format!("{network}/status"),
-            blocks(names, |blocks| blocks.retain(|block| block["node"] != "node9")),
-        ),
-        Request::new(
-            Verb::Update,
-            &format!("{network}/status"),
-            blocks(names, |blocks| {
-                for block in blocks {
-                    block["node"] = "node1".into();
-                }
-            }),
-        ),
-        Request::new(
-            Verb::Update,
-            &format!("{network}/status"),
-            blocks(names, |blocks| {
-                blocks.push(json!({ "cidr": "10.10.200.0/26", "node": "node2" }));
-            }),
-        ),
+        Request::new(Verb::Update, &format!("{network}/status"), names.network.clone()),
         Request::new(Verb::Patch, &format!("{network}/status"), ready),
         Request::new(Verb::Patch, &network, labels()),
         Request::new(Verb::Delete, &network, Value::Null),
@@ -330,14 +300,6 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 Request::new(Verb::Delete, &format!("{endpoints}/node1"), Value::Null),
                 Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: "[]" }))),
                 Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: null }))),
-                Request::new(
-                    Verb::Update,
-                    &format!("{network}/status"),
-                    blocks(names, |blocks| {
-                        blocks.push(json!({ "cidr": "10.10.200.0/26", "node": "node1" }));
-                    }),
-                ),
-                Request::new(Verb::Patch, &format!("{network}/status"), json!({ "status": {} })),
             ],
         ),
         // Also about its own node and pods: no more than that.
@@ -385,6 +347,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 Request::new(Verb::Create, &attachments, attachment("new")),
                 Request::new(Verb::Create, &policies, egress.clone()),
                 Request::new(Verb::Get, "/api/v1/namespaces/red-team/secrets", Value::Null),
+                Request::new(Verb::Update, &format!("{network}/status"), names.network.clone()),
+                Request::new(Verb::Patch, &format!("{network}/status"), json!({ "status": {} })),
                 Request::new(
                     Verb::Patch,
                     &format!("{network}/status"),
