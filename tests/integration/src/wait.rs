@@ -22,7 +22,10 @@ pub fn patience() -> Duration {
 /// How much slower this machine is than the reference, from 1 to 8; 1 if it was not measured.
 pub fn slowness() -> f64 {
     let measured = env::var(SLOWNESS).ok().and_then(|text| text.parse::<f64>().ok());
-    measured.filter(|factor| factor.is_finite()).unwrap_or(1.0).clamp(1.0, 8.0)
+    measured
+        .filter(|factor| factor.is_finite())
+        .unwrap_or(1.0)
+        .clamp(1.0, 8.0)
 }
 
 /// The first pause between two checks; each following one is twice as long, up to [`LONGEST`].
@@ -105,6 +108,28 @@ pub async fn until_right<F: Future<Output = Result<Vec<String>>>>(
     });
     right.await.with_context(|| format!("until {what}"))?;
     Ok(start.elapsed())
+}
+
+/// Checks for this time that the list of differences stays empty.
+pub async fn remains_right<F: Future<Output = Result<Vec<String>>>>(
+    what: &str,
+    time: Duration,
+    mut wrong: impl FnMut() -> F,
+) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let lines = wrong().await.with_context(|| what.to_owned())?;
+        let after = start.elapsed();
+        ensure!(
+            lines.is_empty(),
+            "{what}: after {after:?} wrong is:\n{}",
+            lines.join("\n")
+        );
+        if after >= time {
+            return Ok(());
+        }
+        tokio::time::sleep(LONGEST * 5).await;
+    }
 }
 
 struct Pauses {
