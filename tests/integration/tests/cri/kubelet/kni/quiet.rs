@@ -11,6 +11,8 @@ use serde_json::json;
 use super::super::scene::{PATIENCE, PORT, Scene, server};
 
 const PODS: usize = 10;
+/// The most pods after those until a call is quick.
+const MORE: usize = 30;
 /// The programs that containerd and its children execute for a pod, and those by which the kubelet mounts its volume with a
 /// token. Everything else would be a plugin.
 const RUNTIME: [&str; 7] = [
@@ -29,7 +31,7 @@ const GATHERED: SignedDuration = SignedDuration::from_millis(50);
 
 #[test]
 fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine, strace);
+    require!(steady, root, netns, bpf, machine, strace);
     let scene = Scene::joined_by_kni("kni-quiet")?;
     // The node has its blocks of addresses after the first pod.
     scene.create(&[server("first", &json!({}))])?;
@@ -50,7 +52,18 @@ fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
     only_the_runtime(&executed)?;
     let address = scene.addresses("p-0")?[0].to_string();
     ensure!(scene.ask("first", &address, PORT, "tcp")? == "p-0");
-    no_request(&scene, &names)
+    let mut quick = no_request(&scene, &names)?;
+    // On a busy machine further pods follow until a call of one of them is quick.
+    for number in 0.. {
+        if quick > 0 {
+            break;
+        }
+        ensure!(number < MORE, "waited for a quick call in vain");
+        let name = format!("more-{number}");
+        scene.create(&[server(&name, &json!({}))])?;
+        quick = no_request(&scene, &[name])?;
+    }
+    Ok(())
 }
 
 /// Counts the executed programs by name; all of them belong to the container runtime.
@@ -82,7 +95,8 @@ struct Call {
     end: Timestamp,
 }
 
-fn no_request(scene: &Scene, names: &[String]) -> Result<()> {
+/// The agent sent no request during the calls for these pods. Returns how many of the calls were quick.
+fn no_request(scene: &Scene, names: &[String]) -> Result<usize> {
     let log = scene.agent.log();
     let audit = eventually_sync(PATIENCE, || {
         let audit = Audit::parse(&scene.local().audit_log()?);
@@ -110,11 +124,10 @@ fn no_request(scene: &Scene, names: &[String]) -> Result<()> {
             }
         }
     }
-    ensure!(quick > 0, "the machine is too slow to judge");
     println!(
         "{quick} of {calls} calls took less than {GATHERED:#}; the agent sent no request during them, and only reports during others"
     );
-    Ok(())
+    Ok(quick)
 }
 
 /// When the agent began and ended a call for a pod.
