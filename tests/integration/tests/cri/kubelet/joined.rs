@@ -1,6 +1,8 @@
 //! Tests a node whose agent watches the API server: policies, names, controllers in pods, and an outage of the API
 //! server.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{kubelet::random_hex, require};
 use kni_local_node::{LocalNode, Part};
@@ -10,9 +12,8 @@ use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 
 /// An image with kubectl: a controller that connects to its cluster with its service account.
 const KUBECTL: &str = "kni.local/kubectl:1";
-/// After so many reports of a second each without another answer the connection is blocked. Requests follow each other after
-/// 10 ms.
-const EQUAL: usize = 2;
+/// No report for this time: the connection is blocked. One follows each second, and requests each 10 ms.
+const SILENCE: Duration = Duration::from_secs(3);
 
 #[test]
 fn the_agent_follows_the_api_server() -> Result<()> {
@@ -116,18 +117,17 @@ fn policy(scene: &mut Scene, address: &str) -> Result<()> {
         .machine
         .local
         .wait("new connections are denied", PATIENCE, |node| Ok(!new(node)))?;
-    // The first of the equal reports may have answers of before.
-    let (mut last, mut equal) = (report(scene.local())?, 0);
+    // The last report may be of before. None follows while no answer arrives.
+    let (mut last, mut since) = (report(scene.local())?, Instant::now());
     scene
         .machine
         .local
         .wait("the established connection is blocked", PATIENCE, |node| {
             let now = report(node)?;
-            if now.0 != last.0 {
-                equal = if now.1 == last.1 { equal + 1 } else { 0 };
-                last = now;
+            if now != last {
+                (last, since) = (now, Instant::now());
             }
-            Ok(equal == EQUAL)
+            Ok(since.elapsed() >= SILENCE)
         })?;
     scene.local().kubectl(&["delete", "networkpolicy", "deny"])?;
     scene

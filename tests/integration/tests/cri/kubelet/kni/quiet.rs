@@ -1,7 +1,10 @@
 //! Tests that between the creation of a pod and its first container no plugin is executed, and that the agent sends no request
 //! to the API server before it has answered.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::{SignedDuration, Timestamp};
@@ -24,6 +27,8 @@ const RUNTIME: [&str; 7] = [
     "mount",
     "umount",
 ];
+/// More than the interval of the rounds in which the agent reports what changes without a notification.
+const SILENCE: Duration = Duration::from_millis(1300);
 /// The user of the agent's requests.
 const AGENT: &str = "system:serviceaccount:kni-system:kni-agent";
 /// The minimum delay of reports to the API server: an attach that takes longer may overlap with those about an earlier one.
@@ -46,6 +51,7 @@ fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
     let trace = Trace::start(&processes)?;
     let names: Vec<String> = (0..PODS).map(|number| format!("p-{number}")).collect();
     for name in &names {
+        silence(&scene)?;
         scene.create(&[server(name, &json!({}))])?;
     }
     let executed = trace.finish()?;
@@ -60,10 +66,32 @@ fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
         }
         ensure!(number < MORE, "waited for a quick call in vain");
         let name = format!("more-{number}");
+        silence(&scene)?;
         scene.create(&[server(&name, &json!({}))])?;
         quick = no_request(&scene, &[name])?;
     }
     Ok(())
+}
+
+/// Waits until the agent has sent no request for [`SILENCE`]: all reports about earlier pods are sent.
+fn silence(scene: &Scene) -> Result<()> {
+    let count = || -> Result<usize> {
+        let audit = Audit::parse(&scene.local().audit_log()?);
+        let ours = audit
+            .requests()
+            .iter()
+            .filter(|request| request.user.starts_with(AGENT));
+        Ok(ours.filter(|request| !request.is_discovery()).count())
+    };
+    let (mut last, mut since) = (count()?, Instant::now());
+    eventually_sync(PATIENCE, || {
+        let now = count()?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        ensure!(since.elapsed() > SILENCE, "the agent still sends requests");
+        Ok(())
+    })
 }
 
 /// Counts the executed programs by name; all of them belong to the container runtime.
