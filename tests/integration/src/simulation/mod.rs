@@ -38,6 +38,8 @@ const SETTLING: Duration = Duration::from_mins(4);
 const LOOK: Duration = Duration::from_millis(300);
 /// A change of a pod is sent to fewer watches than this: that of its own agent, and those of who follows all pods.
 pub const FEW: f64 = 6.0;
+/// The most writes of the figures of nodes after the change of a pod: its own node's, and once more.
+const OWN_FIGURES: f64 = 2.0;
 /// How many times a change is measured at most.
 const ATTEMPTS: u32 = 3;
 /// Maximum duration of a phase that ends by itself.
@@ -345,7 +347,7 @@ impl Simulation {
             self.written().await?;
             let end = self.after(goes, &begin).await?;
             attempt += 1;
-            if attempt == ATTEMPTS || !(Self::reached_many(&start) || Self::reached_many(&end)) {
+            if attempt == ATTEMPTS || !(Self::is_disturbed(&start) || Self::is_disturbed(&end)) {
                 return Ok([start, end]);
             }
             // The pod is the first one of its network again only when the node has released the block.
@@ -362,21 +364,21 @@ impl Simulation {
             self.written().await?;
             let change = self.after("a label changes", &begin).await?;
             attempt += 1;
-            if attempt == ATTEMPTS || !Self::reached_many(&change) {
+            if attempt == ATTEMPTS || !Self::is_disturbed(&change) {
                 return Ok(change);
             }
         }
     }
 
-    /// Whether more watches of pods received each change than [`FEW`]. Most probably these were bookmarks: each watch gets one a
-    /// minute and the API server counts them as events; the watches of agents that were started together get them in the same
-    /// second. A change that does reach all nodes does so each time.
-    fn reached_many(change: &OneChange) -> bool {
-        change
-            .cost
-            .watchers()
-            .get("pods")
-            .is_some_and(|watches| *watches >= FEW)
+    /// Whether what happens on a timer happened meanwhile: many watches of pods received each change, or many nodes wrote their
+    /// figures. Each watch gets a bookmark a minute, which the API server counts as an event, and a node writes the figures of
+    /// earlier changes after up to ten seconds; agents that were started together do so in the same second. A change that does
+    /// reach all nodes does so each time.
+    fn is_disturbed(change: &OneChange) -> bool {
+        let watches = change.cost.watchers().get("pods").copied().unwrap_or_default();
+        let mut requests = change.cost.requests.iter();
+        let figures = requests.find(|(request, _)| request.is_write() && request.resource == "nodenetworks/status");
+        watches >= FEW || figures.is_some_and(|(_, count)| *count > OWN_FIGURES)
     }
 
     async fn after(&mut self, what: &'static str, begin: &Meters) -> Result<OneChange> {
