@@ -41,7 +41,7 @@ pub const FEW: f64 = 6.0;
 /// The most writes of the figures of nodes after the change of a pod: its own node's, and once more.
 const OWN_FIGURES: f64 = 2.0;
 /// How many times a change is measured at most.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 6;
 /// Maximum duration of a phase that ends by itself.
 const PATIENCE: Duration = Duration::from_mins(15);
 
@@ -347,7 +347,9 @@ impl Simulation {
             self.written().await?;
             let end = self.after(goes, &begin).await?;
             attempt += 1;
-            if attempt == ATTEMPTS || !(Self::is_disturbed(&start) || Self::is_disturbed(&end)) {
+            if attempt == ATTEMPTS
+                || !(Self::is_disturbed(&start, OWN_FIGURES) || Self::is_disturbed(&end, OWN_FIGURES))
+            {
                 return Ok([start, end]);
             }
             // The pod is the first one of its network again only when the node has released the block.
@@ -364,7 +366,7 @@ impl Simulation {
             self.written().await?;
             let change = self.after("a label changes", &begin).await?;
             attempt += 1;
-            if attempt == ATTEMPTS || !Self::is_disturbed(&change) {
+            if attempt == ATTEMPTS || !Self::is_disturbed(&change, 0.0) {
                 return Ok(change);
             }
         }
@@ -374,11 +376,11 @@ impl Simulation {
     /// figures. Each watch gets a bookmark a minute, which the API server counts as an event, and a node writes the figures of
     /// earlier changes after up to ten seconds; agents that were started together do so in the same second. A change that does
     /// reach all nodes does so each time.
-    fn is_disturbed(change: &OneChange) -> bool {
+    fn is_disturbed(change: &OneChange, own_figures: f64) -> bool {
         let watches = change.cost.watchers().get("pods").copied().unwrap_or_default();
         let mut requests = change.cost.requests.iter();
         let figures = requests.find(|(request, _)| request.is_write() && request.resource == "nodenetworks/status");
-        watches >= FEW || figures.is_some_and(|(_, count)| *count > OWN_FIGURES)
+        watches >= FEW || figures.is_some_and(|(_, count)| *count > own_figures)
     }
 
     async fn after(&mut self, what: &'static str, begin: &Meters) -> Result<OneChange> {

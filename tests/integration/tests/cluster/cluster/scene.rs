@@ -40,7 +40,7 @@ pub(crate) async fn prompt(cluster: &Cluster) -> Result<Duration> {
     let params = WatchParams::default().fields("metadata.name=control");
     let mut watched = Box::pin(api.watch(&params, "0").await?);
     let start = Instant::now();
-    let text = format!("{:?}", start);
+    let text = format!("{start:?}");
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "control", "namespace": "default" },
         "data": { "text": text },

@@ -85,7 +85,7 @@ impl MachineState {
         for (kind, _, of) in namespaces.iter().filter(|(kind, ..)| *kind == "net") {
             self.seen
                 .words
-                .extend(links(of).with_context(|| format!("links of {kind}"))?);
+                .extend(links(*of).with_context(|| format!("links of {kind}"))?);
         }
         self.seen.groups.insert(group);
         self.seen.processes.extend(processes);
@@ -212,7 +212,7 @@ fn processes_of(owner: u32, group: &str) -> Result<(BTreeSet<Process>, Vec<Names
 }
 
 /// The links in the network namespace of a process, but for those with common names.
-fn links(process: &u32) -> Result<Vec<String>> {
+fn links(process: u32) -> Result<Vec<String>> {
     let namespace = format!("--net=/proc/{process}/ns/net");
     let listed = output(Command::new("nsenter").args([&namespace, "ip", "-j", "link", "show"]))?;
     let listed: Value = serde_json::from_str(&listed)?;

@@ -65,15 +65,7 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
 
     let killed = Instant::now();
     scene.agent.kill9()?;
-    loop {
-        let looked = unchanged(&scene, &before);
-        // Later the node may change already, on a machine on which looks take long.
-        if killed.elapsed() >= GRACE / 2 {
-            break;
-        }
-        looked?;
-        thread::sleep(Duration::from_millis(500));
-    }
+    stays_ready(&scene, &before, killed)?;
     containers_and_host_network_work(&mut scene)?;
     a_new_pod_says_what_it_waits_for(&mut scene)?;
     let away = "the agent has been away for long";
@@ -94,6 +86,19 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     let late = scene.addresses("late")?[0].to_string();
     ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
     Ok(())
+}
+
+/// The node is ready for half of the grace.
+fn stays_ready(scene: &Scene, before: &str, killed: Instant) -> Result<()> {
+    loop {
+        let looked = unchanged(scene, before);
+        // Later the node may change already, on a machine on which looks take long.
+        if killed.elapsed() >= GRACE / 2 {
+            return Ok(());
+        }
+        looked?;
+        thread::sleep(Duration::from_millis(500));
+    }
 }
 
 /// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of the
