@@ -307,6 +307,8 @@ impl Simulation {
                 "it goes, the last of its network on its node",
             ];
             all.extend(self.comes_and_goes(scene, (outside, tenant), names).await?);
+            // The release of its block is no cost of what follows.
+            self.released(scene).await?;
         }
         let one = scene
             .standing
