@@ -253,6 +253,7 @@ async fn start_pods(
         cluster: source.cache(),
         overlay_port: args.fabric.overlay_port,
         force_sweep: args.force_sweep,
+        address_rest: args.test.address_rest.map(Duration::from_secs),
         tasks: tasks.clone(),
     };
     let (dataplane, sync, uplink) = (Arc::clone(dataplane), Arc::clone(sync), Arc::clone(uplink));

@@ -243,6 +243,9 @@ pub struct TestArgs {
     /// Seconds that a request to the API server may take; a watch may be silent for twenty times as long.
     #[arg(long = "test-api-limit", value_name = "SECONDS", hide = true)]
     pub api_limit: Option<u64>,
+    /// Seconds that an address rests after its pod, and that a block stays after its last address.
+    #[arg(long = "test-address-rest", value_name = "SECONDS", hide = true)]
+    pub address_rest: Option<u64>,
 }
 
 /// Installation of the CNI plugin at the start of the agent.

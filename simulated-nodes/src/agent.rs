@@ -40,6 +40,8 @@ pub(crate) struct Place {
     pub(crate) addresses: Vec<IpAddr>,
     /// The kubeconfig of its agent.
     pub(crate) kubeconfig: PathBuf,
+    /// Seconds that addresses rest and empty blocks are kept, if not the usual time.
+    pub(crate) rest: Option<u64>,
 }
 
 /// An agent that has started.
@@ -65,6 +67,7 @@ pub(crate) async fn start(place: Place, node: SimulatedNode, kubelet: Client) ->
             prefers_ipv4: true,
         },
         longest_pause: None,
+        block_grace: place.rest.map(Duration::from_secs),
     };
     let watches = Reflectors::start(connection, options, tasks.clone());
     let state = node.node_state(&watches.cache());

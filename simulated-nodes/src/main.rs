@@ -118,7 +118,7 @@ impl Simulation {
 
     fn start(&mut self, runtime: &Handle, place: Place) {
         let node = self.nodes.entry(place.name.clone());
-        let node = node.or_insert_with(|| SimulatedNode::new(&place.name, &place.addresses, &self.observed));
+        let node = node.or_insert_with(|| SimulatedNode::new(&place, &self.observed));
         let (node, kubelet) = (node.restarted(), self.kubelet.clone());
         let answers = self.answers.clone();
         runtime.spawn(async move {

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures::{FutureExt as _, future::BoxFuture};
@@ -25,7 +25,7 @@ use kni_policy::PolicyEngine;
 use kni_uplink::UnderlayAddress;
 use tokio::sync::watch;
 
-use crate::observed::Observed;
+use crate::{agent::Place, observed::Observed};
 
 /// The MTU of the simulated underlay.
 const MTU: u32 = 1500;
@@ -72,11 +72,15 @@ pub(crate) struct NewPod<'a> {
 }
 
 impl SimulatedNode {
-    pub(crate) fn new(name: &str, addresses: &[IpAddr], observed: &Observed) -> Self {
+    pub(crate) fn new(place: &Place, observed: &Observed) -> Self {
+        let mut state = State::default();
+        if let Some(rest) = place.rest {
+            state.ipam.set_rest_time(Duration::from_secs(rest));
+        }
         Self {
-            name: name.to_owned(),
-            addresses: addresses.to_vec(),
-            state: Arc::default(),
+            name: place.name.clone(),
+            addresses: place.addresses.clone(),
+            state: Arc::new(Mutex::new(state)),
             policies: Arc::new(Mutex::new(PolicyEngine::new(PolicyTables::default()))),
             changes: watch::Sender::new(0),
             link_changes: watch::Sender::new(()),

@@ -23,6 +23,7 @@ use kni_claims::{ClaimError, Claims, NetworkRef, NodeRef};
 use kni_model::NetworkName;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+pub(super) use self::desired::GRACE;
 use self::{
     desired::Step,
     search::{Found, Search},

@@ -80,6 +80,8 @@ pub struct ClusterOptions {
     pub tunnel: Tunnel,
     /// How long a watch waits at most after failures, where tests demand less than usual.
     pub longest_pause: Option<Duration>,
+    /// How long an empty block is kept, where tests demand less than usual.
+    pub block_grace: Option<Duration>,
 }
 
 /// The initial objects of the cluster, before anything is applied.
@@ -207,6 +209,7 @@ impl Reflectors {
                 client: self.connection.client.clone(),
                 node: self.options.node.clone(),
                 tunnel: self.options.tunnel,
+                block_grace: self.options.block_grace.unwrap_or(blocks::GRACE),
                 interruptions: self.connection.interruptions.clone(),
                 cache: self.cache.clone(),
                 state,
@@ -334,6 +337,8 @@ pub struct Inner {
     client: Client,
     node: String,
     tunnel: Tunnel,
+    /// How long an empty block is kept.
+    block_grace: Duration,
     interruptions: Interruptions,
     cache: ClusterCache,
     state: NodeState,

@@ -57,9 +57,20 @@ pub struct Usage {
 /// steps back, and are given by the caller.
 ///
 /// No state survives a restart: [`Ipam::adopt`] and [`Ipam::adopt_rest`] rebuild it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ipam {
     networks: BTreeMap<NetworkName, Pools>,
+    /// How long an address rests.
+    rest: Duration,
+}
+
+impl Default for Ipam {
+    fn default() -> Self {
+        Self {
+            networks: BTreeMap::new(),
+            rest: REST,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +85,16 @@ impl Ipam {
     /// No networks, no leases.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Changes how long addresses rest, before any does. Only for tests: nodes may know the last owner for [`REST`].
+    pub const fn set_rest_time(&mut self, rest: Duration) {
+        self.rest = rest;
+    }
+
+    /// When a rest ends that began at this time.
+    pub const fn end_of_rest(&self, withdrawn: Duration) -> Duration {
+        withdrawn.saturating_add(self.rest)
     }
 
     /// Adds a network or changes its ranges. Its leases stay, including those outside its new ranges.
@@ -194,18 +215,20 @@ impl Ipam {
     /// learned that the owner is gone. The address may be outside the current ranges, and the network may be gone; an
     /// address that is leased does not rest.
     pub fn adopt_rest(&mut self, network: &NetworkName, address: IpAddr, owner: &str, withdrawn: Option<Duration>) {
+        let end = withdrawn.map(|at| self.end_of_rest(at));
         let pools = self.networks.entry(network.clone()).or_default();
         let (pool, number) = pools.pool_of(address);
-        pool.adopt_rest(number, owner, withdrawn);
+        pool.adopt_rest(number, owner, end);
         self.remove_if_empty(network);
     }
 
     /// Notes since when no other node knows the last owner of a resting address; `None` if one may know it again. The
     /// first time counts. Returns whether that is new; addresses that do not rest are left as they are.
     pub fn set_withdrawn(&mut self, network: &NetworkName, address: IpAddr, withdrawn: Option<Duration>) -> bool {
+        let end = withdrawn.map(|at| self.end_of_rest(at));
         self.networks.get_mut(network).is_some_and(|pools| {
             let (pool, number) = pools.pool_of(address);
-            pool.set_withdrawn(number, withdrawn)
+            pool.set_end_of_rest(number, end)
         })
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{REST, error::PoolError, interval::IntervalSet, usable::Usable};
+use super::{error::PoolError, interval::IntervalSet, usable::Usable};
 
 /// How many released addresses a pool remembers the order of: those of a /22, and many times the pods of a node. Beyond that,
 /// the one released longest ago counts as never used again; it would have been the next to be reused anyway. Bounds the
@@ -175,25 +175,26 @@ impl Pool {
     }
 
     /// Takes over a rest. A leased address does not rest.
-    pub(super) fn adopt_rest(&mut self, address: u128, owner: &str, withdrawn: Option<Duration>) {
+    pub(super) fn adopt_rest(&mut self, address: u128, owner: &str, end: Option<Duration>) {
         if !self.leases.contains_key(&address) {
             self.remove_free(address);
             let rest = Rest {
                 owner: owner.to_owned(),
-                end: withdrawn.map(|at| at.saturating_add(REST)),
+                end,
             };
             self.resting.insert(address, rest);
         }
     }
 
-    /// Notes since when no other node knows the last owner; `None` if one may know it again. Returns whether that is new.
-    pub(super) fn set_withdrawn(&mut self, address: u128, withdrawn: Option<Duration>) -> bool {
+    /// Notes when the rest ends, as no other node knows the last owner; `None` if one may know it again. The first time counts.
+    /// Returns whether that is new.
+    pub(super) fn set_end_of_rest(&mut self, address: u128, end: Option<Duration>) -> bool {
         let Some(rest) = self.resting.get_mut(&address) else {
             return false;
         };
-        let is_new = rest.end.is_some() != withdrawn.is_some();
+        let is_new = rest.end.is_some() != end.is_some();
         if is_new {
-            rest.end = withdrawn.map(|at| at.saturating_add(REST));
+            rest.end = end;
         }
         is_new
     }

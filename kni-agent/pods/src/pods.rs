@@ -55,6 +55,8 @@ pub struct PodsOptions {
     pub tasks: Tasks,
     /// Whether objects without a record are removed at the start, however many they are. A lost state makes them so.
     pub force_sweep: bool,
+    /// How long addresses rest, where tests demand another time than usual.
+    pub address_rest: Option<Duration>,
 }
 
 /// The attach service. Clones share it.
@@ -177,8 +179,12 @@ impl Pods {
             overlay_port,
             tasks,
             force_sweep,
+            address_rest,
         } = options;
         let registry = Arc::new(Registry::new(store, dataplane.capacity(), cluster.is_some()));
+        if let Some(rest) = address_rest {
+            registry.lock().ipam.set_rest_time(rest);
+        }
         let kernel = Arc::new(Kernel::open(dataplane)?);
         let interfaces = Arc::new(Interfaces::new(&kernel, plugins.clone()));
         let reaper = Arc::new(Reaper::new(&registry, &kernel));

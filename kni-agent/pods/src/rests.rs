@@ -1,7 +1,7 @@
 //! Keeps the addresses of pods that are gone from other pods for as long as other nodes may take them for the old ones.
 //!
 //! Other nodes learn a pod's addresses from what this node has written at the API server. After a pod is gone, its
-//! addresses rest: until that is withdrawn, which the controllers report, and [`REST`] longer. The store records each rest
+//! addresses rest: until that is withdrawn, which the controllers report, and [`kni_ipam::REST`] longer. The store records each rest
 //! in the transaction that ends the lease, so a restart neither shortens nor omits it. The record stays while the last owner
 //! has the address again, in case it is returned unused. Without a cluster no other node knows the addresses, and none
 //! rests.
@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use kni_ipam::REST;
 use kni_model::{NetworkName, Phase, PodRef, Sandbox, SandboxId};
 use kni_store::{AddressRest, Change};
 
@@ -160,7 +159,7 @@ fn end(state: &mut Locked<'_>) -> Result<(), AttachError> {
     if !ended.is_empty() {
         state.announce();
     }
-    let is_over = |rest: &&AddressRest| rest.withdrawn.is_some_and(|at| at.saturating_add(REST) <= now);
+    let is_over = |rest: &&AddressRest| rest.withdrawn.is_some_and(|at| state.ipam.end_of_rest(at) <= now);
     let over: Vec<AddressRest> = state.rests.values().filter(is_over).cloned().collect();
     if over.is_empty() {
         return Ok(());
@@ -175,7 +174,7 @@ fn end(state: &mut Locked<'_>) -> Result<(), AttachError> {
 
 #[cfg(test)]
 mod tests {
-    use kni_ipam::IpamError;
+    use kni_ipam::{IpamError, REST};
     use kni_model::NetworkSpec;
     use serde_json::json;
 

@@ -22,6 +22,7 @@ pub(super) async fn watches(args: &ServeArgs, tasks: &Tasks) -> Result<Reflector
         shared_services: args.cluster.shared_services.iter().cloned().collect::<BTreeSet<_>>(),
         tunnel: settings::tunnel(args),
         longest_pause: args.test.api_limit.map(Duration::from_secs),
+        block_grace: args.test.address_rest.map(Duration::from_secs),
     };
     Ok(Reflectors::start(connection, options, tasks.clone()))
 }

@@ -127,6 +127,28 @@ pub async fn until_right<F: Future<Output = Result<Vec<String>>>>(
     Ok(start.elapsed())
 }
 
+/// Checks for this time that the list of differences stays empty.
+pub async fn remains_right<F: Future<Output = Result<Vec<String>>>>(
+    what: &str,
+    time: Duration,
+    mut wrong: impl FnMut() -> F,
+) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let lines = wrong().await.with_context(|| what.to_owned())?;
+        let after = start.elapsed();
+        ensure!(
+            lines.is_empty(),
+            "{what}: after {after:?} wrong is:\n{}",
+            lines.join("\n")
+        );
+        if after >= time {
+            return Ok(());
+        }
+        tokio::time::sleep(LONGEST * 5).await;
+    }
+}
+
 struct Pauses {
     patience: Duration,
     deadline: Instant,

@@ -13,13 +13,7 @@ use super::{
     selection::{self, Changed},
     suite::Outcome,
 };
-use crate::{
-    build_cni, build_ebpf,
-    goal::Goal,
-    node::require_root,
-    progress::Progress,
-    setup,
-};
+use crate::{build_cni, build_ebpf, goal::Goal, node::require_root, progress::Progress, setup};
 
 /// Arguments that select tests and repeat them.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -24,7 +24,7 @@ use self::holding::{Holding, Need, Supply, size_of};
 use super::{Memory, ObjectControllers};
 
 /// A block that was empty for this long is released.
-const GRACE: Duration = Duration::from_secs(15);
+pub(crate) const GRACE: Duration = Duration::from_secs(15);
 /// No block is claimed for pods to come if less than one part in so many of the network is free.
 const PLENTY: u128 = 2;
 /// Blocks for pods to come are released if less than one part in so many of the network is free.
@@ -124,7 +124,7 @@ impl ObjectControllers {
             };
             let need = needs.get(name).copied().unwrap_or_default();
             let of = |all: &BTreeMap<NetworkName, Vec<IpAddr>>| all.get(name).cloned().unwrap_or_default();
-            let idle = idle(memory, name, &has, (&of(&leases), &of(&resting)));
+            let idle = idle(memory, name, &has, (&of(&leases), &of(&resting)), self.block_grace);
             if memory.failed.contains_key(name) {
                 continue;
             }
@@ -274,12 +274,13 @@ impl ObjectControllers {
     }
 }
 
-/// The blocks without a lease for at least [`GRACE`], in order. While an address of a block rests, the block is not idle.
+/// The blocks without a lease for at least `grace`, in order. While an address of a block rests, the block is not idle.
 fn idle(
     memory: &mut Memory,
     name: &NetworkName,
     has: &[IpNet],
     (leases, resting): (&[IpAddr], &[IpAddr]),
+    grace: Duration,
 ) -> Vec<IpNet> {
     let mut idle = Vec::new();
     for block in has {
@@ -287,7 +288,7 @@ fn idle(
         let contains = |addresses: &[IpAddr]| addresses.iter().any(|ip| block.contains(ip));
         if contains(leases) {
             memory.empty.remove(&key);
-        } else if memory.empty.entry(key).or_insert_with(Instant::now).elapsed() >= GRACE && !contains(resting) {
+        } else if memory.empty.entry(key).or_insert_with(Instant::now).elapsed() >= grace && !contains(resting) {
             idle.push(*block);
         }
     }

@@ -34,6 +34,21 @@ pub struct Observed {
     pub fabric_changes: u64,
 }
 
+impl Observed {
+    /// Adds what was observed later.
+    pub(super) fn add(&mut self, later: Self) {
+        for (id, nodes) in later.peers {
+            self.peers.entry(id).or_default().extend(nodes);
+        }
+        self.attached.extend(later.attached);
+        for (network, nodes) in later.blocks {
+            self.blocks.entry(network).or_default().extend(nodes);
+        }
+        self.peer_changes += later.peer_changes;
+        self.fabric_changes += later.fabric_changes;
+    }
+}
+
 /// The process. It is killed when the value is dropped.
 #[derive(Debug)]
 pub struct Fleet {

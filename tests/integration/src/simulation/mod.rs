@@ -11,30 +11,37 @@ mod scene;
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 pub use self::load::Latency;
 use self::{
-    fleet::Fleet,
-    load::{attached, visible},
+    fleet::{Fleet, Observed},
+    load::{Changes, attached, visible},
     meters::{Cost, Meters, Reader},
     model::{Measured, Size},
     scene::{FLAT_SHARE, Scene, Standing},
 };
-use crate::cluster::{Cluster, objects};
+use crate::{
+    cluster::{Cluster, objects},
+    wait,
+};
 
-/// Time in which all that follows a change is written.
-const REST: Duration = Duration::from_secs(3);
-/// Time in which the blocks of pods that have ended are released.
-const RELEASE: Duration = Duration::from_secs(22);
+/// No agent and no replica of kni-controller has written for this time: all that follows a change is written.
+const QUIET: Duration = Duration::from_secs(1);
 /// How long the simulation waits until all pods that stay are confirmed.
 const SETTLING: Duration = Duration::from_mins(4);
+/// Pause between two looks at what the nodes have observed.
+const LOOK: Duration = Duration::from_millis(300);
+/// A change of a pod is sent to fewer watches than this: that of its own agent, and those of who follows all pods.
+pub const FEW: f64 = 6.0;
+/// The most writes of the figures of nodes after the change of a pod: its own node's, and once more.
+const OWN_FIGURES: f64 = 2.0;
 /// How many times a change is measured at most.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 6;
 /// Maximum duration of a phase that ends by itself.
 const PATIENCE: Duration = Duration::from_mins(15);
 
@@ -53,6 +60,8 @@ pub struct Options {
     pub fill: f64,
     /// How long pods start and end.
     pub duration: Duration,
+    /// How long addresses rest and empty blocks are kept, in seconds, if not the usual time.
+    pub rest: Option<u64>,
 }
 
 /// What one change costs.
@@ -116,7 +125,7 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     let mut cluster = Cluster::without_nodes("simulation").await?;
     let fleet = Fleet::start(&mut cluster)?;
     let mut simulation = Simulation {
-        places: scene::register(&cluster, options.nodes).await?,
+        places: scene::register(&cluster, options.nodes, options.rest).await?,
         reader: Reader::default(),
         cluster,
         fleet,
@@ -125,7 +134,7 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     say("agents");
     let before = simulation.read().await?;
     let starts = simulation.start_agents()?;
-    tokio::time::sleep(REST).await;
+    simulation.quiet().await?;
     say("all nodes claim a block");
     let claims = simulation.claim_at_once().await?;
     say("pods that stay");
@@ -133,7 +142,7 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     let scene = scene::fill(&simulation.cluster, &options).await?;
     let confirmed = scene::confirmed(&simulation.cluster, options.pods, SETTLING).await?;
     let filled = simulation.read().await?.since(&begin);
-    tokio::time::sleep(REST * 3).await;
+    simulation.quiet().await?;
     say("nothing happens");
     let idle = simulation.idle(options.duration / 3).await?;
     say("pods come and go");
@@ -141,11 +150,10 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     let begin = simulation.read().await?;
     let changes = load::run(&simulation.cluster.client, &scene, options.rate, options.duration).await?;
     let end = simulation.read().await?;
-    tokio::time::sleep(REST).await;
-    let observed = simulation.fleet.observed()?;
+    let observed = simulation.observe(&changes).await?;
     let load = end.since(&begin);
     load::end_all(&simulation.cluster.client, options.networks).await?;
-    tokio::time::sleep(RELEASE).await;
+    simulation.released(&scene).await?;
     say("one change at a time");
     let (one_by_one, restart) = simulation.changes(&scene).await?;
     let rate = count(changes.starts.len()) / load.seconds;
@@ -191,6 +199,67 @@ impl Simulation {
         self.reader.read(&self.cluster, &self.fleet).await
     }
 
+    /// Waits until an agent or kni-controller has written since the last reading.
+    async fn written(&mut self) -> Result<()> {
+        let before = self.reader.own_writes(&self.cluster)?;
+        wait::until("the change is written", PATIENCE, || {
+            let now = self.reader.own_writes(&self.cluster);
+            async move { Ok(now? > before) }
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Waits until neither agents nor kni-controller have written for [`QUIET`], but for what they write on a timer.
+    async fn quiet(&mut self) -> Result<()> {
+        let (mut last, mut since) = (self.reader.own_writes(&self.cluster)?, Instant::now());
+        wait::until("all that follows is written", PATIENCE, || {
+            let now = self.reader.own_writes(&self.cluster).map(|now| {
+                if now > last {
+                    (last, since) = (now, Instant::now());
+                }
+                since.elapsed() > QUIET
+            });
+            async move { now }
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Waits until only nodes with a pod that stays have blocks of a network, and all those of the default one.
+    async fn released(&mut self, scene: &Scene) -> Result<()> {
+        let expected = scene.holders();
+        wait::until(
+            "the blocks of pods that have ended are released",
+            PATIENCE,
+            async || {
+                let held = scene::holders(&self.cluster).await?;
+                ensure!(held == expected, "held {held:?}, expected {expected:?}");
+                Ok(true)
+            },
+        )
+        .await?;
+        self.quiet().await
+    }
+
+    /// What the nodes have observed of changes: waits until all of them are known, but not longer than [`SETTLING`].
+    async fn observe(&mut self, changes: &Changes) -> Result<Observed> {
+        let start = Instant::now();
+        let mut all = Observed::default();
+        loop {
+            all.add(self.fleet.observed()?);
+            let missing = [
+                attached(&changes.starts, &all),
+                visible(&changes.starts, &all),
+                visible(&changes.relabels, &all),
+            ];
+            if missing.iter().all(|latency| latency.missing == 0) || start.elapsed() > SETTLING {
+                return Ok(all);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     fn start_agents(&mut self) -> Result<Latency> {
         let (last, others) = self.places.split_last().context("no nodes")?;
         let mut times = self.fleet.start_nodes(others, PATIENCE)?;
@@ -223,7 +292,7 @@ impl Simulation {
     /// The cost of single changes: of the change and of the time after it.
     async fn changes(&mut self, scene: &Scene) -> Result<(Vec<OneChange>, (f64, BTreeMap<String, f64>))> {
         let mut all = Vec::new();
-        let cost = self.idle(REST).await?;
+        let cost = self.idle(QUIET).await?;
         all.push(OneChange { what: "nothing", cost });
         // On a node that has a pod of the network, and on one that has none.
         let tenant = scene.networks.min(2) - 1;
@@ -231,13 +300,15 @@ impl Simulation {
         let inside = *followers.first().context("no node")?;
         let outside = (0..scene.nodes).find(|node| !followers.contains(node));
         let names = ["a pod comes, its node has others of the network", "it goes"];
-        all.extend(self.comes_and_goes((inside, tenant), names).await?);
+        all.extend(self.comes_and_goes(scene, (inside, tenant), names).await?);
         if let Some(outside) = outside {
             let names = [
                 "a pod comes, the first of its network on its node",
                 "it goes, the last of its network on its node",
             ];
-            all.extend(self.comes_and_goes((outside, tenant), names).await?);
+            all.extend(self.comes_and_goes(scene, (outside, tenant), names).await?);
+            // The release of its block is no cost of what follows.
+            self.released(scene).await?;
         }
         let one = scene
             .standing
@@ -261,6 +332,7 @@ impl Simulation {
     /// The costs of a pod of a network that starts on a node, and of its end.
     async fn comes_and_goes(
         &mut self,
+        scene: &Scene,
         place: (usize, usize),
         [comes, goes]: [&'static str; 2],
     ) -> Result<[OneChange; 2]> {
@@ -270,16 +342,20 @@ impl Simulation {
             let object = scene::pod(network, "single", node, &json!({}));
             let begin = self.read().await?;
             scene::create(&self.cluster, &object, place).await?;
+            self.written().await?;
             let start = self.after(comes, &begin).await?;
             let begin = self.read().await?;
             load::end_pod(self.cluster.client.clone(), network, "single".to_owned()).await?;
+            self.written().await?;
             let end = self.after(goes, &begin).await?;
             attempt += 1;
-            if attempt == ATTEMPTS || !(self.reached_all(&start) || self.reached_all(&end)) {
+            if attempt == ATTEMPTS
+                || !(Self::is_disturbed(&start, OWN_FIGURES) || Self::is_disturbed(&end, OWN_FIGURES))
+            {
                 return Ok([start, end]);
             }
             // The pod is the first one of its network again only when the node has released the block.
-            tokio::time::sleep(RELEASE).await;
+            self.released(scene).await?;
         }
     }
 
@@ -289,24 +365,28 @@ impl Simulation {
         loop {
             let begin = self.read().await?;
             self.relabel(pod, attempt).await?;
+            self.written().await?;
             let change = self.after("a label changes", &begin).await?;
             attempt += 1;
-            if attempt == ATTEMPTS || !self.reached_all(&change) {
+            if attempt == ATTEMPTS || !Self::is_disturbed(&change, 0.0) {
                 return Ok(change);
             }
         }
     }
 
-    /// Whether each node's watch of pods received an event. Most probably these were bookmarks: each watch gets one a minute
-    /// and the API server counts them as events; the watches of agents that were started together get them in the same second.
-    /// A change that does reach all nodes does so each time.
-    fn reached_all(&self, change: &OneChange) -> bool {
-        let events = change.cost.events.get("pods").copied().unwrap_or_default();
-        events >= count(self.places.len())
+    /// Whether what happens on a timer happened meanwhile: many watches of pods received each change, or many nodes wrote their
+    /// figures. Each watch gets a bookmark a minute, which the API server counts as an event, and a node writes the figures of
+    /// earlier changes after up to ten seconds; agents that were started together do so in the same second. A change that does
+    /// reach all nodes does so each time.
+    fn is_disturbed(change: &OneChange, own_figures: f64) -> bool {
+        let watches = change.cost.watchers().get("pods").copied().unwrap_or_default();
+        let mut requests = change.cost.requests.iter();
+        let figures = requests.find(|(request, _)| request.is_write() && request.resource == "nodenetworks/status");
+        watches >= FEW || figures.is_some_and(|(_, count)| *count > own_figures)
     }
 
     async fn after(&mut self, what: &'static str, begin: &Meters) -> Result<OneChange> {
-        tokio::time::sleep(REST).await;
+        self.quiet().await?;
         let cost = self.read().await?.since(begin);
         Ok(OneChange { what, cost })
     }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
-use kni_api::NetworkMembers;
+use kni_api::{AddressBlock, NetworkMembers};
 use kube::{
     Api, ResourceExt as _,
     api::{ListParams, Patch, PatchParams, PostParams},
@@ -28,7 +28,7 @@ const FLAT_NAMESPACE: &str = "flat";
 /// Concurrent requests of the load.
 const AT_ONCE: usize = 24;
 /// Pause between two looks at all members.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(300);
 /// One pod of this many is in the default network.
 pub(super) const FLAT_SHARE: usize = 10;
 
@@ -49,6 +49,28 @@ pub(super) struct Scene {
     pub(super) standing: Vec<Standing>,
     /// The nodes with a pod that stays, by network; all of them for the default one, which has number 0.
     pub(super) followers: BTreeMap<usize, BTreeSet<usize>>,
+}
+
+impl Scene {
+    /// The nodes that hold blocks, with the networks, while only the pods that stay run.
+    pub(super) fn holders(&self) -> BTreeSet<(String, String)> {
+        let name = |network: usize| match network {
+            0 => FLAT.to_owned(),
+            tenant => namespace(tenant),
+        };
+        let all = self.followers.iter();
+        all.flat_map(|(network, nodes)| nodes.iter().map(move |node| (node_name(*node), name(*network))))
+            .collect()
+    }
+}
+
+/// The nodes that hold blocks now, with the networks.
+pub(super) async fn holders(cluster: &Cluster) -> Result<BTreeSet<(String, String)>> {
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    let listed = api.list(&ListParams::default()).await?.items.into_iter();
+    Ok(listed
+        .map(|object| (object.spec.node_name, object.spec.network))
+        .collect())
 }
 
 pub(super) fn node_name(number: usize) -> String {
@@ -80,12 +102,12 @@ pub(super) fn pod(network: usize, name: &str, node: usize, labels: &Value) -> Va
 }
 
 /// Registers the nodes; returns what the simulated nodes need to know of each.
-pub(super) async fn register(cluster: &Cluster, nodes: usize) -> Result<Vec<Value>> {
-    let all = stream::iter(0..nodes).map(|number| register_one(cluster, number));
+pub(super) async fn register(cluster: &Cluster, nodes: usize, rest: Option<u64>) -> Result<Vec<Value>> {
+    let all = stream::iter(0..nodes).map(|number| register_one(cluster, number, rest));
     all.buffered(AT_ONCE).try_collect().await
 }
 
-async fn register_one(cluster: &Cluster, number: usize) -> Result<Value> {
+async fn register_one(cluster: &Cluster, number: usize, rest: Option<u64>) -> Result<Value> {
     let name = node_name(number);
     let addresses = [
         format!("198.18.{}.{}", number / 250, number % 250 + 1),
@@ -115,7 +137,7 @@ async fn register_one(cluster: &Cluster, number: usize) -> Result<Value> {
         .node()
         .enter(|| fs::write(&inside, &kubeconfig))?
         .context("kubeconfig")?;
-    Ok(json!({ "name": name, "addresses": addresses, "kubeconfig": inside }))
+    Ok(json!({ "name": name, "addresses": addresses, "kubeconfig": inside, "rest": rest }))
 }
 
 /// Makes the networks of the tenants, each with a namespace and a policy. All have equal subnets.

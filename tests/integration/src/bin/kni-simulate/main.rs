@@ -60,6 +60,7 @@ fn main() -> Result<()> {
             rate: args.rate,
             fill: args.fill,
             duration: Duration::from_secs(args.duration),
+            rest: None,
         };
         let say = |what: &str| println!("{} nodes: {what}", options.nodes);
         let outcome = runtime.block_on(simulation::run(options.clone(), say))?;

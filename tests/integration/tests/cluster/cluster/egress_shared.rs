@@ -25,15 +25,17 @@ use kube::{
 };
 use serde_json::json;
 
-use super::scene::{ANSWER, PORT, SILENCE, tenants};
+use super::scene::{ANSWER, PORT, SILENCE, prompt, tenants};
 
 /// The address of each family that pods of all nodes leave with, and the host on the fabric that they reach.
 const ADDRESSES: [&str; 2] = ["198.51.100.70", "2001:db8:100::70"];
 const OUTSIDE: [&str; 2] = ["198.51.100.1", "2001:db8:100::1"];
 /// UDP port of the tunnels.
 const OVERLAY_PORT: u16 = 4789;
-/// How long traffic runs before and after an event.
-const AROUND: Duration = Duration::from_secs(3);
+/// How long traffic runs before and after an event: hundreds of requests of each stream.
+const AROUND: Duration = Duration::from_secs(1);
+/// The longest silence while another node takes the place of the owner is this and [`prompt`]; twice this if the owner is gone.
+const MOVE: Duration = Duration::from_secs(3);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -231,7 +233,8 @@ async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     println!("all pods leave by another node after {:?}", begun.elapsed());
     tokio::time::sleep(AROUND).await;
     let moved = assess("planned move", streams);
-    assert!(moved["UDP"].longest_silence < Duration::from_secs(5), "{moved:?}");
+    let limit = MOVE + prompt(&scene.cluster).await?;
+    assert!(moved["UDP"].longest_silence < limit, "{moved:?}, limit {limit:?}");
 
     // The node fails: agent and network. Pods of the other nodes continue once an operator has declared it to be shut down.
     let (failed, rest) = (others[0], [owner, others[1]]);
@@ -247,8 +250,13 @@ async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     tokio::time::sleep(AROUND).await;
     let lost = assess("node out of service", streams);
     assert!(rest.contains(&scene.owner().await?));
-    assert!(lost["UDP"].longest_silence < Duration::from_secs(8), "{lost:?}");
-    ensure!(scene.server.seen() > 1000);
+    let limit = 2 * MOVE + prompt(&scene.cluster).await?;
+    assert!(lost["UDP"].longest_silence < limit, "{lost:?}, limit {limit:?}");
+    ensure!(
+        scene.server.seen() > 100,
+        "{} requests were answered",
+        scene.server.seen()
+    );
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use tonic::Code;
 
 use super::quota::a_tenant_above_its_quota_closes_its_own_pods;
 use super::scene::{
-    PORT, PROMPT, address, entry, identity, interface_names, serve, tenants, wait_for_condition, wait_for_truth,
+    PORT, address, entry, identity, interface_names, prompt, serve, tenants, wait_for_condition, wait_for_truth,
 };
 
 /// How long an address is not free after its pod has gone.
@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_secs(10);
     reason = "a shortage from its beginning to its end, in order"
 )]
 async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-exhaustion", 1).await?;
     tenants(&cluster).await?;
     let more = json!({
@@ -76,9 +76,10 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     let told = wait_for_condition(&cluster, "small", "AddressesAvailable", false).await?;
     let conditioned = start.elapsed();
     println!("the last address was gone; taint after {tainted:?}, condition after {conditioned:?}");
+    let limit = prompt(&cluster).await?;
     ensure!(
-        tainted < PROMPT && conditioned < PROMPT,
-        "taint {tainted:?}, condition {conditioned:?}"
+        tainted < limit && conditioned < limit,
+        "taint {tainted:?}, condition {conditioned:?}, limit {limit:?}"
     );
     ensure!(told.contains("node1"), "{told:?}");
     ensure!(taint(&cluster).await? == Some("NoSchedule".into()));
@@ -114,9 +115,10 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     wait_for_condition(&cluster, "small", "AddressesAvailable", true).await?;
     let conditioned = start.elapsed();
     println!("addresses came back; taint gone after {free:?}, condition after {conditioned:?}");
+    let limit = REST + prompt(&cluster).await?;
     ensure!(
-        free < REST + PROMPT && conditioned < REST + PROMPT,
-        "taint {free:?}, condition {conditioned:?}"
+        free < limit && conditioned < limit,
+        "taint {free:?}, condition {conditioned:?}, limit {limit:?}"
     );
     stream.stop().assert_whole(&identity(&first[1]));
     wait_for_truth(&cluster).await?;

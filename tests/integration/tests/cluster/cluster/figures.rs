@@ -1,7 +1,8 @@
 //! Measures the delay between the API server's answer and the enforcement of a policy, and the agent's memory.
 //!
-//! `KNI_FIGURES=1` measures with the numbers of pods, policies and changes in the documentation; without it a small run
-//! shows that the measurement works.
+//! A benchmark, and so a long test. `KNI_FIGURES=1` measures with the numbers of pods, policies and changes in the
+//! documentation; without it a small run shows that the measurement works. That policies apply, also changed ones and to
+//! flows that exist, is shown by `faults`, `fabric::policies` and `fabric::peers` in every run.
 
 use std::{
     collections::BTreeSet,
@@ -37,6 +38,7 @@ const DENIED: usize = 12;
 const LAG: Duration = Duration::from_millis(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: a benchmark, which has the machine alone"]
 async fn policies_hold_soon_after_the_answer() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let full = std::env::var("KNI_FIGURES").is_ok_and(|value| value == "1");

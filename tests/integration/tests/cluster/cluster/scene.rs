@@ -1,8 +1,13 @@
 //! Provides common parts of the cluster tests: two tenants with the same addresses, and their observable state.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
 use kni_api::{ConditionStatus, NodeNetwork, PodNetwork, node_network::NodeNetworkEntry};
 use kni_integration::{
     Cluster, NodeSnapshot, Pod,
@@ -11,7 +16,10 @@ use kni_integration::{
     wait,
 };
 use kni_proto::runtime::{GetStatusRequest, ListNetworksRequest};
-use kube::{Api, ResourceExt as _};
+use kube::{
+    Api, ResourceExt as _,
+    api::{WatchEvent, WatchParams},
+};
 use serde_json::{Value, json};
 
 /// The port of servers in pods.
@@ -20,8 +28,39 @@ pub(crate) const PORT: u16 = 7000;
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 /// Time to wait before no answer counts as silence.
 pub(crate) const SILENCE: Duration = Duration::from_millis(400);
-/// Maximum time until wrong reports are corrected.
+/// Maximum time until wrong reports are corrected, on a machine that does nothing else.
 pub(crate) const PROMPT: Duration = Duration::from_secs(2);
+/// How many control writes, one after the other, an agent may take longer than [`PROMPT`] for what it does at once.
+const WRITES: u32 = 10;
+
+/// [`PROMPT`], and more on a machine that is busy now: [`WRITES`] times as long as a write of this test needs until a watch of
+/// this test has shown it.
+pub(crate) async fn prompt(cluster: &Cluster) -> Result<Duration> {
+    let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "default");
+    let params = WatchParams::default().fields("metadata.name=control");
+    let mut watched = Box::pin(api.watch(&params, "0").await?);
+    let start = Instant::now();
+    let text = format!("{start:?}");
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "control", "namespace": "default" },
+        "data": { "text": text },
+    });
+    cluster.apply(&[object]).await?;
+    let shown = async {
+        while let Some(event) = watched.next().await {
+            if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event?
+                && object.data.unwrap_or_default().get("text") == Some(&text)
+            {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the watch of the control write has ended")
+    };
+    tokio::time::timeout(PATIENCE, shown)
+        .await
+        .context("the control write is not shown")??;
+    Ok(PROMPT + WRITES * start.elapsed())
+}
 
 /// The default network, and red and blue with the same addresses for the namespaces `red-team` and `blue-team`. Pods of
 /// all networks use an address of the node for egress.

@@ -1,32 +1,36 @@
-//! Tests with a small simulation what one change costs, and that it does not grow with the cluster.
+//! Tests with a small simulation what one change costs, and that it does not grow with the cluster: with six nodes in every
+//! run, and with twenty in a long test.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kni_integration::{
     require,
-    simulation::{
-        self, Options, Outcome,
-        meters::{Cost, Request},
-        report,
-    },
+    simulation::{self, FEW, Options, Outcome, meters::Cost, report},
 };
-
-/// The size.
-const NODES: usize = 20;
-const PODS: usize = 200;
-const NETWORKS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_change_concerns_only_the_nodes_that_have_pods_of_its_network() -> Result<()> {
+    require!(root, netns, bpf, machine);
+    of_size(6, 24, 3, Some(2)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: twenty nodes, with the usual times of rest"]
+async fn one_change_concerns_no_more_nodes_of_a_larger_cluster() -> Result<()> {
     require!(steady, root, netns, bpf, machine);
+    of_size(20, 200, 8, None).await
+}
+
+async fn of_size(nodes: usize, pods: usize, networks: usize, rest: Option<u64>) -> Result<()> {
     let options = Options {
-        nodes: NODES,
-        pods: PODS,
-        networks: NETWORKS,
+        nodes,
+        pods,
+        networks,
         rate: 5.0,
         fill: 20.0,
         duration: Duration::from_secs(6),
+        rest,
     };
     let outcome = simulation::run(options, |what| println!("{what}")).await?;
     println!("{}", report::text(&outcome, 2.0));
@@ -37,9 +41,10 @@ async fn one_change_concerns_only_the_nodes_that_have_pods_of_its_network() -> R
 
 fn everything_becomes_known(outcome: &Outcome) -> Result<()> {
     ensure!(
-        outcome.confirmed == PODS,
-        "{} of {PODS} pods are confirmed",
-        outcome.confirmed
+        outcome.confirmed == outcome.options.pods,
+        "{} of {} pods are confirmed",
+        outcome.confirmed,
+        outcome.options.pods
     );
     for (what, latency) in [
         ("starts of agents", outcome.starts),
@@ -55,15 +60,10 @@ fn everything_becomes_known(outcome: &Outcome) -> Result<()> {
 
 fn each_change_costs_little(outcome: &Outcome) -> Result<()> {
     let background = outcome.change("nothing")?;
-    // Writes on a timer, not caused by the change: figures of networks follow earlier changes, at most once in 30 s for each
-    // network, and kni-controller renews its lease.
-    let on_a_timer = |request: &Request| {
-        request.resource == "podnetworks/status" || (request.who == "kni-controller" && request.resource == "leases")
-    };
     let writes = |cost: &Cost| {
         let requests = cost.requests.iter();
         let requests = requests.filter(|(request, _)| request.is_ours() && request.is_write());
-        let requests = requests.filter(|(request, _)| !on_a_timer(request));
+        let requests = requests.filter(|(request, _)| !request.is_on_a_timer());
         requests.map(|(_, count)| count).sum::<f64>()
     };
     for (what, most) in [
@@ -83,7 +83,7 @@ fn each_change_costs_little(outcome: &Outcome) -> Result<()> {
     // all objects.
     let followers = events(outcome.change("a label changes")?, "networkmembers");
     ensure!(
-        (1.0..=2.0 * (f64::from(u32::try_from(NODES)?) + 4.0)).contains(&followers),
+        (1.0..=2.0 * (nodes(outcome) + 4.0)).contains(&followers),
         "a change of labels reached {followers} watches"
     );
     let per_start = outcome.load.writes() / f64::from(u32::try_from(outcome.started.0)?);
@@ -96,20 +96,14 @@ fn each_change_costs_little(outcome: &Outcome) -> Result<()> {
 
 /// The agents follow pods of their own nodes only: a pod that starts is sent to few watches.
 fn an_agent_asks_for_little(outcome: &Outcome) -> Result<()> {
-    let pods = events(
-        outcome.change("a pod comes, its node has others of the network")?,
-        "pods",
-    );
-    ensure!(
-        pods < f64::from(u32::try_from(NODES)?),
-        "a pod that starts was sent {pods} times, to {NODES} nodes and others"
-    );
-    let receivers = outcome.change("a label changes")?.watchers();
-    let of_pods = receivers.get("pods").copied().unwrap_or_default();
-    ensure!(
-        (1.0..f64::from(u32::try_from(NODES)?)).contains(&of_pods),
-        "a change of a pod was sent to {of_pods} watches: {receivers:?}"
-    );
+    for what in ["a pod comes, its node has others of the network", "a label changes"] {
+        let receivers = outcome.change(what)?.watchers();
+        let of_pods = receivers.get("pods").copied().unwrap_or_default();
+        ensure!(
+            (1.0..FEW).contains(&of_pods),
+            "{what}: each change of a pod was sent to {of_pods} watches: {receivers:?}"
+        );
+    }
     let watches: f64 = outcome.watches.values().sum();
     ensure!(watches > 0.0, "no watches");
     Ok(())
@@ -117,4 +111,9 @@ fn an_agent_asks_for_little(outcome: &Outcome) -> Result<()> {
 
 fn events(cost: &Cost, resource: &str) -> f64 {
     cost.events.get(resource).copied().unwrap_or_default()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+fn nodes(outcome: &Outcome) -> f64 {
+    outcome.options.nodes as f64
 }

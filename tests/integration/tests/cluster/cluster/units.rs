@@ -14,7 +14,7 @@ use kni_api::AddressBlock;
 use kni_claims::{Claim, ClaimError, Claims, NetworkRef, NodeRef};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects},
+    cluster::{MemberOptions, PATIENCE, objects},
     require, wait,
 };
 use kni_ipam::blocks::{Taken, next_unit};
@@ -22,7 +22,7 @@ use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::{Value, json};
 
 use super::{
-    claims::clients::distant,
+    claims::clients::counting,
     scene::{wait_for_condition, wait_for_truth},
 };
 
@@ -32,16 +32,32 @@ const OTHERS: usize = 200;
 const PODS: usize = 20;
 /// Units of a /24 that can be used.
 const UNITS: usize = 253;
-/// The longest time of 99 of 100 claims when all nodes claim at once. With a CPU of its own for each of API server, etcd
-/// and test it is far below a second; here all of them, and other tests, share two.
-const LONGEST: Duration = Duration::from_secs(8);
-/// How much longer the requests of a burst take, so that the CPUs do not decide how fast one is.
+/// The most tries of a node until it has a unit, on average: most units are free, and each failed try shows one that is not.
+const TRIES: usize = 6;
+/// How much longer the requests of a burst take, so that those that are sent at once are on their way at once.
 const DISTANCE: Duration = Duration::from_millis(50);
+/// How long addresses rest and empty blocks are kept in this test, in seconds.
+const REST: u64 = 2;
+/// How often the agents look for empty blocks.
+const ROUND: Duration = Duration::from_secs(1);
+/// Claims of one batch, and how many requests it may cost beside one for each claim: one look confirms all of them, and it is
+/// repeated when an object is not in it yet.
+const BATCH: usize = 64;
+const LOOKS: usize = 4;
+/// At least so many requests of a batch are on their way at once.
+const AT_ONCE: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_nodes_share_a_small_network() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
-    let cluster = Cluster::start("cluster-units", 2).await?;
+    let mut cluster = Cluster::without_nodes("cluster-units").await?;
+    for _node in 0..2 {
+        let mut options = MemberOptions::default();
+        options
+            .args
+            .extend(["--test-address-rest".to_owned(), REST.to_string()]);
+        cluster.add_node(options).await?;
+    }
     let tiny = json!({
         "namespaceSelector": { "matchLabels": { "tenant": "tiny" } },
         "perNodePrefix": { "ipv4": 32, "ipv6": 128 },
@@ -145,7 +161,7 @@ async fn all_nodes_claim_at_once(cluster: &Cluster, others: &[NodeRef]) -> Resul
     Ok(())
 }
 
-/// Carries out one claim of each node, and checks that each one gets a unit of its own soon.
+/// Carries out one claim of each node, and checks that each one gets a unit of its own after few tries.
 async fn claim_concurrently<F>(at_once: usize, claims: impl Iterator<Item = F>) -> Result<()>
 where
     F: Future<Output = Result<(IpNet, Duration, usize)>>,
@@ -165,7 +181,7 @@ where
         per_second(OTHERS, took),
         times[OTHERS / 2],
     );
-    ensure!(p99 < LONGEST, "p99 {p99:?}");
+    ensure!(tries <= TRIES * OTHERS, "{OTHERS} nodes needed {tries} tries");
     Ok(())
 }
 
@@ -218,38 +234,46 @@ async fn pods_have_the_rest(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// One node claims many units together, beside claims one after the other.
+/// One node claims many units together: with one request for each and one for all of them, many at once. One claim alone costs
+/// two.
 async fn a_burst_is_claimed_together(cluster: &Cluster, node: &NodeRef) -> Result<()> {
     let more = json!({ "perNodePrefix": { "ipv4": 32 } });
     cluster
         .apply(&[objects::network("burst", &["10.62.0.0/16"], &more)])
         .await?;
     let network = network(cluster, "burst").await?;
-    let claims = Claims::new(distant(&cluster.client, DISTANCE), node.clone());
+    let (client, counts) = counting(&cluster.client, DISTANCE);
+    let claims = Claims::new(client, node.clone());
     let unit = |number: u32| IpNet::from(IpAddr::from((0x0a3e_0000 + number).to_be_bytes()));
-    let start = Instant::now();
     for number in 256..272 {
         ensure!(claims.claim(&network, &unit(number)).await? == Claim::Ours);
     }
-    let single = per_second(16, start.elapsed());
+    let (single, most) = counts.take();
+    ensure!(
+        single >= 32 && most == 1,
+        "{single} requests for 16 claims, {most} at once"
+    );
     let many: Vec<IpNet> = (512..640).map(unit).collect();
-    let start = Instant::now();
-    for batch in many.chunks(64) {
+    for batch in many.chunks(BATCH) {
         let (claimed, done) = claims.claim_all(&network, batch).await;
         done?;
         ensure!(claimed.values().all(|claim| *claim == Claim::Ours) && claimed.len() == batch.len());
+        let (requests, most) = counts.take();
+        println!("{BATCH} claims: {requests} requests, {most} at once");
+        ensure!(
+            requests <= BATCH + LOOKS && most >= AT_ONCE,
+            "{requests} requests for {BATCH} claims, {most} at once"
+        );
     }
-    let together = per_second(many.len(), start.elapsed());
-    let start = Instant::now();
-    for batch in many.chunks(64) {
+    for batch in many.chunks(BATCH) {
         claims.release_all(&network.name, batch).await?;
+        let (requests, most) = counts.take();
+        println!("{BATCH} releases: {requests} requests, {most} at once");
+        ensure!(
+            most >= AT_ONCE,
+            "{requests} requests for {BATCH} releases, {most} at once"
+        );
     }
-    let released = per_second(many.len(), start.elapsed());
-    println!(
-        "one node, requests later by {DISTANCE:?}: {single:.0} claims/s one by one, {together:.0} claims/s and \
-         {released:.0} releases/s in batches of 64"
-    );
-    ensure!(together > 2.0 * single, "batches are hardly faster");
     Ok(())
 }
 
@@ -272,8 +296,8 @@ async fn the_default_network_gives_blocks_back(cluster: &Cluster) -> Result<()> 
         held.len(),
         start.elapsed()
     );
-    // They stay.
-    tokio::time::sleep(Duration::from_secs(20)).await;
+    // They stay: for longer than the time after which empty blocks are released, and some rounds.
+    tokio::time::sleep(2 * Duration::from_secs(REST) + 3 * ROUND).await;
     let left = blocks(cluster, "default", "node1").await?;
     ensure!(left.len() == 2 && left.is_subset(&held), "{left:?}");
     let v4 = left.iter().filter(|block| block.addr().is_ipv4()).count();

@@ -1,7 +1,7 @@
 //! Tests a node whose agent watches the API server: policies, names, controllers in pods, and an outage of the API
 //! server.
 
-use std::{thread, time::Duration};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{kubelet::random_hex, require};
@@ -12,8 +12,8 @@ use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 
 /// An image with kubectl: a controller that connects to its cluster with its service account.
 const KUBECTL: &str = "kni.local/kubectl:1";
-/// No answer for this time: the connection is blocked. Requests follow each other after 10 ms.
-const SILENCE: Duration = Duration::from_secs(2);
+/// No report for this time: the connection is blocked. One follows each second, and requests each 10 ms.
+const SILENCE: Duration = Duration::from_secs(3);
 
 #[test]
 fn the_agent_follows_the_api_server() -> Result<()> {
@@ -117,9 +117,18 @@ fn policy(scene: &mut Scene, address: &str) -> Result<()> {
         .machine
         .local
         .wait("new connections are denied", PATIENCE, |node| Ok(!new(node)))?;
-    let before = answers(scene.local())?;
-    thread::sleep(SILENCE);
-    assert_eq!(answers(scene.local())?, before, "the established connection is blocked");
+    // The last report may be of before. None follows while no answer arrives.
+    let (mut last, mut since) = (report(scene.local())?, Instant::now());
+    scene
+        .machine
+        .local
+        .wait("the established connection is blocked", PATIENCE, |node| {
+            let now = report(node)?;
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            Ok(since.elapsed() >= SILENCE)
+        })?;
     scene.local().kubectl(&["delete", "networkpolicy", "deny"])?;
     scene
         .machine
@@ -212,11 +221,17 @@ fn wait_for_answers(scene: &mut Scene) -> Result<()> {
         })
 }
 
-/// The number of answers that the probing pod has received; it reports each second.
+/// The number of answers that the probing pod has received.
 fn answers(node: &LocalNode) -> Result<u64> {
-    let report = node.kubectl(&["logs", "watch", "--tail=1"])?;
-    let report: Value = serde_json::from_str(&report).with_context(|| format!("report {report:?}"))?;
-    report["answers"].as_u64().context("no count")
+    Ok(report(node)?.1)
+}
+
+/// The time of the last report of the probing pod, and the number of answers; it reports each second.
+fn report(node: &LocalNode) -> Result<(String, u64)> {
+    let line = node.kubectl(&["logs", "watch", "--tail=1", "--timestamps"])?;
+    let (time, report) = line.split_once(' ').with_context(|| format!("report {line:?}"))?;
+    let report: Value = serde_json::from_str(report).with_context(|| format!("report {report:?}"))?;
+    Ok((time.to_owned(), report["answers"].as_u64().context("no count")?))
 }
 
 fn service() -> Value {

@@ -1,7 +1,6 @@
 //! Tests calls of the real grpc-go, in the version of the kubelet and in a current one.
 
 use std::{
-    env,
     io::{Seek as _, Write as _},
     path::{Path, PathBuf},
     process::Command,
@@ -21,28 +20,18 @@ use super::{ATTACH, QUERY, addresses, attach, filled, sandbox};
 const VERSIONS: [&str; 2] = ["grpc-1.58.mod", "go.mod"];
 const REQUESTS: usize = 1000;
 
-/// Whether Go is required: by its name, or as one of the tools of a node. The project itself does not need it, so "all" does
-/// not include it.
-fn demanded() -> bool {
-    env::var("KNI_REQUIRE").is_ok_and(|list| list.split(',').any(|need| matches!(need.trim(), "go" | "machine")))
-}
-
-/// Builds the client, or returns `None` and prints the reason if this machine cannot.
-fn build(version: &str) -> Result<Option<PathBuf>> {
+/// Builds the client. Its modules are downloaded once.
+fn build(version: &str) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("grpc-go-client");
     let module = format!("-modfile={version}");
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("grpc-go-client-{version}"));
     let go = |args: &[&str]| Command::new("go").args(args).arg(&module).current_dir(&source).output();
-    let missing = match go(&["mod", "download"]) {
-        Ok(got) if got.status.success() => None,
-        Ok(got) => Some(String::from_utf8_lossy(&got.stderr).trim().to_owned()),
-        Err(error) => Some(format!("go: {error}")),
-    };
-    if let Some(why) = missing {
-        ensure!(!demanded(), "KNI_REQUIRE names go, but {why}");
-        println!("not tested with grpc-go: {why}");
-        return Ok(None);
-    }
+    let downloaded = go(&["mod", "download"])?;
+    ensure!(
+        downloaded.status.success(),
+        "go mod download: {}",
+        String::from_utf8_lossy(&downloaded.stderr)
+    );
     let path = output.to_str().context("not UTF-8")?;
     let built = Command::new("go")
         .args(["build", "-buildvcs=false", &module, "-o", path, "."])
@@ -53,7 +42,7 @@ fn build(version: &str) -> Result<Option<PathBuf>> {
         "go build: {}",
         String::from_utf8_lossy(&built.stderr)
     );
-    Ok(Some(output))
+    Ok(output)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -80,11 +69,10 @@ fn run(stage: &Stage, program: &str, socket: &str, input: &str) -> Result<String
 
 #[tokio::test(flavor = "multi_thread")]
 async fn grpc_go_is_served() -> Result<()> {
-    require!(root, netns, bpf, ip);
+    require!(root, netns, bpf, ip, go);
     let mut clients = Vec::new();
     for version in VERSIONS {
-        let Some(client) = build(version)? else { return Ok(()) };
-        clients.push((version, client));
+        clients.push((version, build(version)?));
     }
     let stage = Stage::start("grpc-go", Manifest::overlapping()).await?;
     for (version, client) in clients {

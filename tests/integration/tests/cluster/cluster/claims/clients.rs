@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicI64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -76,17 +76,41 @@ pub(crate) fn unreliable(to: &Client) -> Client {
     Client::new(service, "default")
 }
 
-/// A client whose requests take longer by `delay`, as over a slow network: what they cost the CPUs matters less then.
-pub(crate) fn distant(to: &Client, delay: Duration) -> Client {
-    let to = to.clone();
+/// Counts requests.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Counts {
+    requests: Arc<AtomicUsize>,
+    on_their_way: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Counts {
+    /// The requests since the last call, and how many of them were on their way at once.
+    pub(crate) fn take(&self) -> (usize, usize) {
+        (
+            self.requests.swap(0, Ordering::Relaxed),
+            self.most.swap(0, Ordering::Relaxed),
+        )
+    }
+}
+
+/// A client whose requests take longer by `delay`, as over a slow network, and are counted.
+pub(crate) fn counting(to: &Client, delay: Duration) -> (Client, Counts) {
+    let (to, counts) = (to.clone(), Counts::default());
+    let shared = counts.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
-        let to = to.clone();
+        let (to, counts) = (to.clone(), shared.clone());
         async move {
+            counts.requests.fetch_add(1, Ordering::Relaxed);
+            let now = counts.on_their_way.fetch_add(1, Ordering::Relaxed) + 1;
+            counts.most.fetch_max(now, Ordering::Relaxed);
             tokio::time::sleep(delay).await;
-            Ok::<Response<Body>, tower::BoxError>(to.send(request).await?)
+            let reply = to.send(request).await;
+            counts.on_their_way.fetch_sub(1, Ordering::Relaxed);
+            Ok::<Response<Body>, tower::BoxError>(reply?)
         }
     });
-    Client::new(service, "default")
+    (Client::new(service, "default"), counts)
 }
 
 /// A client that acts as the agent of a node, with the token of the agents' service account there.

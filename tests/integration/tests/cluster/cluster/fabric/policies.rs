@@ -7,44 +7,27 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    long, require,
+    long, patience, require,
     world::{
         Net, NinePods, PLACEMENTS, Placement, Question, Spread,
         cases::{self, Case},
     },
 };
 
-/// Timeout for a state to be applied.
-const LIMIT: Duration = Duration::from_secs(20);
 /// The timeout after many cases have failed, so that the remaining ones end quickly.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 const MANY_FAILURES: usize = 5;
 
-/// The cases outside long tests: each kind of peer, port, direction and change.
-const SHORT: [(Net, &str); 24] = [
-    (Net::Default, "default-deny-ingress"),
-    (Net::Default, "deny-all-everywhere"),
+/// The cases outside long tests: each kind of peer, of port, of direction and of change. The others, with connections between
+/// pods of one node, are those of `policy::table`.
+const SHORT: [(Net, &str); 8] = [
     (Net::Default, "podSelector-and-namespaceSelector"),
-    (Net::Default, "several-pods-and-namespaces"),
-    (Net::Default, "default-namespace-label-egress"),
-    (Net::Default, "all-of-y-to-x/a-denied-on-80/TCP"),
-    (Net::Default, "port-range"),
-    (Net::Default, "named-port-from-a-namespace"),
     (Net::Default, "named-port-egress"),
-    (Net::Default, "stacked-with-overlapping-selectors"),
     (Net::Default, "both-ends-must-agree"),
-    (Net::Default, "egress-and-ingress-in-one-policy"),
     (Net::Default, "egress-to-a-CIDR-with-except"),
-    (Net::Default, "a-block-beside-a-selector"),
+    (Net::Default, "generated: ingress from blocks with excepts"),
     (Net::Default, "one-of-two-policies-deleted"),
     (Net::Default, "namespace-label-updated"),
-    (Net::Default, "pod-label-updated"),
-    (Net::Default, "target-pod-label-updated"),
-    (Net::Default, "generated: ingress from blocks with excepts"),
-    (Net::Default, "generated: ingress on several"),
-    (Net::Default, "generated: egress on a range beside"),
-    (Net::Named, "podSelector-and-namespaceSelector"),
-    (Net::Named, "named-port-egress"),
     (Net::Named, "pod-label-updated"),
 ];
 
@@ -107,7 +90,7 @@ async fn run(
         world.apply(net, &step.policies, &step.setting).await?;
         let expected = world.expect_all(net, &step.policies);
         let many = report.failures.len() >= MANY_FAILURES;
-        let differing = world.wait_for(&expected, if many { SHORT_LIMIT } else { LIMIT })?;
+        let differing = world.wait_for(&expected, if many { SHORT_LIMIT } else { patience() })?;
         report.count(placement, &expected);
         if !differing.is_empty() {
             let first: Vec<_> = differing

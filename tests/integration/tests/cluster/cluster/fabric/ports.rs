@@ -44,9 +44,9 @@ struct Seen {
     is_repeated: bool,
 }
 
-/// Between two pods of one network, in both directions.
+/// Between two pods of one network with a tunnel, in both directions.
 pub(super) fn follow_the_flows(bed: &Bed, tunnel: u16) -> Result<()> {
-    let (from, to) = (bed.pod("red-team", 1), bed.pod("red-team", 2));
+    let (from, to) = (bed.pod("blue-team", 1), bed.pod("blue-team", 2));
     for v4 in [true, false] {
         // Each frame between the nodes passes this port of the bridge once.
         let wire = PacketSocket::open(bed.cluster.fabric.inside(), "port11")?;

@@ -1,4 +1,7 @@
 //! Tests who reaches whom across nodes, over each fabric, and that policies follow pods of other nodes.
+//!
+//! Every run has one bed with both fabrics, through IPv6 and a port that is not the default. The beds with each of them alone
+//! are long tests; the default tunnel is that of `enemies`, `services`, `policies` and `faults` in every run.
 
 use std::{
     collections::BTreeSet,
@@ -40,6 +43,7 @@ const DATAGRAM: usize = 4_000;
 const ECHO: u16 = 7200;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: one of three beds, with tunnels only"]
 async fn pods_reach_those_of_their_network_on_every_node() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
     let setting = Setting {
@@ -58,6 +62,7 @@ async fn pods_reach_those_of_their_network_on_every_node() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: one of three beds, with tunnels through IPv6 only"]
 async fn pods_reach_those_of_their_network_through_ipv6_and_another_port() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
     let port = OTHER_PORT.to_string();
@@ -75,28 +80,47 @@ async fn pods_reach_those_of_their_network_through_ipv6_and_another_port() -> Re
     nodes_and_pods_reach_each_other(&bed)
 }
 
-/// The default network and a tenant are without a tunnel, beside tenants with its addresses in tunnels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: one of three beds, with both fabrics and the default tunnel"]
 async fn pods_reach_those_of_their_network_without_a_tunnel() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
+    let bed = beside_tunnels("fabric-native", &[]).await?;
+    everything_through_both(&bed, tunnel(OVERLAY_PORT, true)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn pods_reach_those_of_their_network_over_each_fabric() -> Result<()> {
+    require!(waiting, root, netns, bpf, machine);
+    let port = OTHER_PORT.to_string();
+    let args = ["--underlay-family", "ipv6", "--overlay-port", &port];
+    let bed = beside_tunnels("fabric-both", &args).await?;
+    everything_through_both(&bed, tunnel(OTHER_PORT, false)).await
+}
+
+/// The default network and a tenant are without a tunnel, beside tenants with its addresses in tunnels.
+async fn beside_tunnels(name: &str, args: &[&str]) -> Result<Bed> {
     let native = || json!({ "fabric": "Native" });
     let setting = Setting {
         green: true,
         specs: vec![("default", native()), ("red", native())],
-        ..Setting::default()
+        ..Setting::with_args(args)
     };
-    let bed = Bed::start_with("fabric-native", &setting).await?;
+    Bed::start_with(name, &setting).await
+}
+
+async fn everything_through_both(bed: &Bed, tunnel: Tunnel) -> Result<()> {
     bed.connected().await?;
     bed.overlaps()?;
     bed.matrix().assert_expected();
-    content_is_whole(&bed).await?;
+    content_is_whole(bed).await?;
     let native = Tunnel {
         without: &["plain", "red-team"],
-        ..tunnel(OVERLAY_PORT, true)
+        ..tunnel
     };
-    only_tunnels_are_on_the_wire(&bed, &native).await?;
-    nodes_and_pods_reach_each_other(&bed)?;
-    policies_follow_pods_of_other_nodes(&bed).await
+    only_tunnels_are_on_the_wire(bed, &native).await?;
+    ports::follow_the_flows(bed, native.port)?;
+    nodes_and_pods_reach_each_other(bed)?;
+    policies_follow_pods_of_other_nodes(bed).await
 }
 
 /// Each failure shows what the nodes dropped, and where sockets of pods stopped.

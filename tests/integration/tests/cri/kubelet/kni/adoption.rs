@@ -1,9 +1,10 @@
 //! Tests that a node with running pods changes from CNI to KNI: the pods keep their networks, and later ones get theirs by KNI.
+//! A long test. That pods keep their networks when kubelet and containerd start again is shown by `restarts` in every run.
 
 use std::{collections::BTreeMap, fs, net::IpAddr};
 
 use anyhow::{Result, ensure};
-use kni_integration::{long, machine, require};
+use kni_integration::{machine, require};
 use kni_local_node::{LocalNode, Part};
 use serde_json::json;
 
@@ -19,10 +20,8 @@ use super::{
 const OLD: [&str; 4] = ["server", "watch-4", "watch-6", "leaves"];
 
 #[test]
+#[ignore = "long: a node changes its runtime, which is done once in the life of a node"]
 fn a_node_with_pods_changes_from_cni_to_kni() -> Result<()> {
-    if !long() {
-        return Ok(());
-    }
     require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::start("kni-adoption")?;
     scene.create(&["server", "leaves"].map(|name| server(name, &json!({}))))?;

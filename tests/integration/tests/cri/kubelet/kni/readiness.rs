@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{Agent, Machine, Manifest, long, machine, require, stage};
+use kni_integration::{Agent, Machine, Manifest, long, machine, patience, require, stage};
 use serde_json::{Value, json};
 
 use super::super::{
@@ -22,44 +22,42 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 const DEFAULT_STATUS_INTERVAL: Duration = Duration::from_secs(10);
 /// Answers of each kind with the default intervals.
 const ROUNDS: u32 = 8;
-/// Time within which an answer of the agent is the state of the node, at a status interval of 2 s.
-const SOON: Duration = Duration::from_secs(10);
 /// How long the node is observed after a start or a stop.
 const SETTLING: Duration = Duration::from_secs(3);
 
 #[test]
 fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut kni = machine::kni()?;
     kni.grace_seconds = u32::try_from(GRACE.as_secs())?;
     kni.status_seconds = u32::try_from(STATUS_INTERVAL.as_secs())?;
     let mut machine = Machine::with_kni("kni-ready", kni)?;
     stage::forwarding(&machine.node)?;
-    machine.local.wait("the kubelet names the socket", SOON * 3, |node| {
+    machine.local.wait("the kubelet names the socket", patience(), |node| {
         let condition = node.ready_condition()?;
         Ok(condition.starts_with("False KubeletNotReady") && condition.contains("/run/kni/kni.sock"))
     })?;
     let agent = Agent::start_unready(&machine.node, Machine::agent_options(Vec::new()))?;
     machine
         .local
-        .wait("an agent without a network is not ready", SOON * 3, |node| {
+        .wait("an agent without a network is not ready", patience(), |node| {
             let condition = node.ready_condition()?;
             Ok(condition.starts_with("False") && condition.contains("has no network"))
         })?;
     Manifest::apply(&Manifest::overlapping(), &machine.node)?;
-    machine.local.wait("the network is there", SOON, |node| {
+    machine.local.wait("the network is there", patience(), |node| {
         Ok(node.ready_condition()?.starts_with("True"))
     })?;
     Manifest::remove(&Manifest::overlapping(), &machine.node)?;
-    machine.local.wait("the networks are gone", SOON, |node| {
+    machine.local.wait("the networks are gone", patience(), |node| {
         let condition = node.ready_condition()?;
         Ok(condition.starts_with("False") && condition.contains("has no network"))
     })?;
     Manifest::apply(&Manifest::overlapping(), &machine.node)?;
-    machine.local.wait("the networks are back", SOON, |node| {
+    machine.local.wait("the networks are back", patience(), |node| {
         Ok(node.ready_condition()?.starts_with("True"))
     })?;
-    answers_arrive(&mut machine, SOON)?;
+    answers_arrive(&mut machine, patience())?;
     let mut scene = Scene { agent, machine };
     scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
     let before = ready_slices(&mut scene)?;
@@ -67,29 +65,40 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
 
     let killed = Instant::now();
     scene.agent.kill9()?;
-    while killed.elapsed() < GRACE / 2 {
-        unchanged(&scene, &before)?;
-        thread::sleep(Duration::from_millis(500));
-    }
+    stays_ready(&scene, &before, killed)?;
     containers_and_host_network_work(&mut scene)?;
     a_new_pod_says_what_it_waits_for(&mut scene)?;
     let away = "the agent has been away for long";
-    scene.machine.local.wait(away, GRACE + SOON, |node| {
+    scene.machine.local.wait(away, GRACE + patience(), |node| {
         let condition = node.ready_condition()?;
         Ok(condition.starts_with("False") && condition.contains("has not answered for"))
     })?;
     let took = killed.elapsed();
     println!("NotReady {took:?} after the agent was killed, with a grace of {GRACE:?}");
-    // The grace begins with the last answer, which is one status interval older than the kill, and the time of a call.
-    ensure!(took + 2 * STATUS_INTERVAL > GRACE, "{took:?}");
+    // The grace begins with the last answer, which is a status interval older than the kill, and on a
+    // busy machine the kubelet asks later than that.
+    ensure!(took + 3 * STATUS_INTERVAL > GRACE, "{took:?}");
     scene.agent.restart()?;
-    scene.machine.local.wait("the agent is back", SOON, |node| {
+    scene.machine.local.wait("the agent is back", patience(), |node| {
         Ok(node.ready_condition()?.starts_with("True"))
     })?;
     scene.wait_for_pods("condition=Ready")?;
     let late = scene.addresses("late")?[0].to_string();
     ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
     Ok(())
+}
+
+/// The node is ready for half of the grace.
+fn stays_ready(scene: &Scene, before: &str, killed: Instant) -> Result<()> {
+    loop {
+        let looked = unchanged(scene, before);
+        // Later the node may change already, on a machine on which looks take long.
+        if killed.elapsed() >= GRACE / 2 {
+            return Ok(());
+        }
+        looked?;
+        thread::sleep(Duration::from_millis(500));
+    }
 }
 
 /// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of the
@@ -115,7 +124,7 @@ fn answers_arrive(machine: &mut Machine, patience: Duration) -> Result<[Duration
 /// With the kubelet's own intervals and grace.
 #[test]
 fn an_upgrade_takes_no_pod_out_of_its_service() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-upgrade")?;
     scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
     let ip = scene.get("service/web", "{.spec.clusterIP}")?;
@@ -210,10 +219,13 @@ fn away_for_five_minutes(scene: &mut Scene) -> Result<()> {
 fn ready_slices(scene: &mut Scene) -> Result<String> {
     let selector = "kubernetes.io/service-name=web";
     let path = "jsonpath={.items[*].endpoints[*].conditions.ready}";
-    scene.machine.local.wait("the endpoints are ready", SOON * 3, |node| {
-        let ready = node.kubectl(&["get", "endpointslices", "-l", selector, "-o", path])?;
-        Ok(ready == "true true")
-    })?;
+    scene
+        .machine
+        .local
+        .wait("the endpoints are ready", patience(), |node| {
+            let ready = node.kubectl(&["get", "endpointslices", "-l", selector, "-o", path])?;
+            Ok(ready == "true true")
+        })?;
     slices(scene)
 }
 
@@ -249,7 +261,7 @@ fn containers_and_host_network_work(scene: &mut Scene) -> Result<()> {
 
 fn a_new_pod_says_what_it_waits_for(scene: &mut Scene) -> Result<()> {
     scene.local().apply(&server("late", &json!({})))?;
-    scene.machine.local.wait("an event says why", SOON * 2, |node| {
+    scene.machine.local.wait("an event says why", patience(), |node| {
         let selector = "involvedObject.name=late,reason=FailedCreatePodSandBox";
         let events = node.kubectl(&[
             "get",

@@ -1,14 +1,16 @@
-//! Executes the Go tests of kubelet and containerd with KNI: our own, and upstream's of the packages that have additions.
+//! Executes the Go tests of kubelet and containerd with KNI: our own, and in long tests upstream's of the packages that have
+//! additions.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{long, machine, require};
 
-/// Our own package, and the table of feature gates.
-const ALWAYS: [&str; 2] = ["k8s.io/kubernetes/pkg/kubelet/kni", "k8s.io/kubernetes/pkg/features"];
-/// Packages whose tests take minutes to compile.
-const LONG: [&str; 3] = [
+/// Our own package.
+const ALWAYS: [&str; 1] = ["k8s.io/kubernetes/pkg/kubelet/kni"];
+/// Packages of upstream with additions, such as the table of feature gates; their tests take minutes to compile.
+const LONG: [&str; 4] = [
+    "k8s.io/kubernetes/pkg/features",
     "k8s.io/kubernetes/pkg/kubelet/apis/config/...",
     "k8s.io/kubernetes/cmd/kubelet/app",
     "k8s.io/kubernetes/cmd/kubelet/app/options",
