@@ -22,7 +22,10 @@ pub fn patience() -> Duration {
 /// How much slower this machine is than the reference, from 1 to 8; 1 if it was not measured.
 pub fn slowness() -> f64 {
     let measured = env::var(SLOWNESS).ok().and_then(|text| text.parse::<f64>().ok());
-    measured.filter(|factor| factor.is_finite()).unwrap_or(1.0).clamp(1.0, 8.0)
+    measured
+        .filter(|factor| factor.is_finite())
+        .unwrap_or(1.0)
+        .clamp(1.0, 8.0)
 }
 
 /// The first pause between two checks; each following one is twice as long, up to [`LONGEST`].
