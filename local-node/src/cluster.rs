@@ -220,8 +220,6 @@ fn worker(
 ) -> Result<LocalNode> {
     let name = format!("node{number}");
     let node = Node::whole_on(fabric, &name, BEFORE_FIRST + number)?;
-    // Namespaces inherit it from the machine. The programs of the agent do not depend on it.
-    node.set_forwarding(false)?;
     let mut local = LocalNode::named(&name, &node, programs, statics, &logs.join(&name))?;
     if let Some(kni) = kni {
         local.use_kni(kni.clone())?;

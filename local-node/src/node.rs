@@ -22,11 +22,26 @@ pub const NODE_V4: &str = "198.51.100.2";
 /// See [`NODE_V4`].
 pub const NODE_V6: &str = "2001:db8:100::2";
 
+/// Settings below `/proc/sys/net` of every node: packets of both families are forwarded and those of bridges pass the
+/// node's filters, as Kubernetes and kubeadm require it, and the reverse path filter is loose, as systemd sets it for
+/// interfaces. A namespace would inherit some of them from the machine.
+pub const NETWORK_SETTINGS: [(&str, &str); 7] = [
+    ("ipv4/ip_forward", "1"),
+    ("ipv6/conf/all/forwarding", "1"),
+    ("ipv6/conf/default/forwarding", "1"),
+    ("ipv4/conf/default/rp_filter", "2"),
+    ("ipv4/conf/lo/rp_filter", "2"),
+    ("bridge/bridge-nf-call-iptables", "1"),
+    ("bridge/bridge-nf-call-ip6tables", "1"),
+];
+/// The folder of [`NETWORK_SETTINGS`] that exists only in kernels with filters for bridges.
+const BRIDGES: &str = "bridge/";
+
 /// Where control groups are mounted.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// A node with network and mount namespaces of its own: fresh `/sys`, bpffs, `/run` and `/tmp`, and a link `uplink0`
-/// to a fabric namespace, with addresses and default routes. Derefs to its [`Namespaces`].
+/// A node with network and mount namespaces of its own: fresh `/sys`, bpffs, `/run` and `/tmp`, [`NETWORK_SETTINGS`],
+/// and a link `uplink0` to a fabric namespace, with addresses and default routes. Derefs to its [`Namespaces`].
 ///
 /// It is not visible on the machine, and disappears with the value, the clones of its namespaces and the processes
 /// inside.
@@ -95,11 +110,6 @@ impl Node {
         [&self.v4, &self.v6]
     }
 
-    /// Makes the node forward packets of both families, as every Kubernetes node does.
-    pub fn forward(&self) -> Result<()> {
-        self.set_forwarding(true)
-    }
-
     /// The other end of the uplink: an external host at the node's default gateways.
     pub fn fabric(&self) -> &Namespaces {
         &self.fabric
@@ -143,7 +153,7 @@ const KUBELET_SYSCTLS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Mounts the file systems of [`mount_own`] and those that a container runtime and a kubelet need.
+/// Does what [`mount_own`] does, and mounts the file systems that a container runtime and a kubelet need.
 fn mount_all() -> Result<()> {
     // The new /sys hides them, but not from an open descriptor.
     let cgroups = File::open(CGROUPS).context("control groups of this machine")?;
@@ -192,6 +202,7 @@ fn cover_sysctls() -> Result<()> {
     Ok(())
 }
 
+/// Mounts the file systems of every node, and applies its network settings.
 fn mount_own() -> Result<()> {
     let none = None::<&str>;
     // Before anything else, or the mounts below would appear on the machine.
@@ -205,6 +216,20 @@ fn mount_kinds(all: &[(&str, &str)]) -> Result<()> {
     for (kind, at) in all {
         let what = Some(*kind);
         mount(what, *at, what, MsFlags::empty(), None::<&str>).with_context(|| format!("mount {kind} on {at}"))?;
+    }
+    apply_network_settings()
+}
+
+/// Writes [`NETWORK_SETTINGS`] in the namespace of the calling thread, which has no link but `lo`: later ones inherit
+/// them.
+fn apply_network_settings() -> Result<()> {
+    let root = Path::new("/proc/sys/net");
+    let has_bridges = root.join(BRIDGES).exists();
+    for (name, value) in NETWORK_SETTINGS {
+        if has_bridges || !name.starts_with(BRIDGES) {
+            let file = root.join(name);
+            fs::write(&file, value).with_context(|| format!("write {}", file.display()))?;
+        }
     }
     Ok(())
 }

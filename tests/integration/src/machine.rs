@@ -125,9 +125,10 @@ impl Machine {
                 name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()))
             });
             let left: Vec<&String> = links.chain(pins).collect();
-            // Duplicate address detection of the uplink's link-local address takes one or two seconds.
+            // Duplicate address detection of the uplink's link-local address takes one or two seconds. The anycast address
+            // of a router comes last.
             let mut routes = snapshot.section("route").iter();
-            let settled = routes.any(|route| route.starts_with("local fe80:") && route.contains("dev uplink0"));
+            let settled = routes.any(|route| route.starts_with("anycast fe80:: dev uplink0 "));
             ensure!(
                 left.is_empty() && settled,
                 "the node does not come to rest; left: {left:?}"

@@ -29,7 +29,6 @@ impl Single {
     ) -> Result<Self> {
         let by_kni = kni.is_some();
         let node = Node::whole(LocalNode::NAME)?;
-        node.forward()?;
         let mut local = LocalNode::new(&node, programs, statics, &folders.folder.join("logs"))?;
         if let Some(kni) = kni {
             local.use_kni(kni)?;

@@ -86,7 +86,6 @@ impl Member {
         let name = format!("node{number}");
         let user = format!("system:serviceaccount:kni-system:{ACCOUNT}@{name}");
         let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
-        node.forward()?;
         register(client, &name, node.addresses()).await?;
         let mut kubeconfig = control.token_kubeconfig(&token(client, ACCOUNT, Some(&name)).await?);
         let mut proxy = None;

@@ -7,12 +7,13 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{BufRead as _, BufReader, Read as _},
+    path::Path,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::require;
-use kni_local_node::LocalNode;
+use kni_local_node::{LocalNode, node::NETWORK_SETTINGS};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -130,7 +131,7 @@ fn nodes_are_ready(cluster: &Clustered) -> Result<()> {
     Ok(())
 }
 
-/// The nodes reach each other over the router, which alone forwards.
+/// The nodes reach each other over the router. All of them forward, the nodes as kubeadm requires it.
 fn traffic_is_routed(cluster: &Clustered) -> Result<()> {
     for (node, (own, other)) in [("node1", (0, 1)), ("node2", (1, 0))] {
         for (own, other) in ADDRESSES[own].iter().zip(ADDRESSES[other]) {
@@ -142,12 +143,24 @@ fn traffic_is_routed(cluster: &Clustered) -> Result<()> {
             cluster.run("enter", &[node, "timeout", "5", "bash", "-c", &connect])?;
         }
     }
-    for (namespace, wanted) in [("node1", "0"), ("node2", "0"), ("router", "1")] {
-        for setting in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
-            let value = cluster.run("enter", &[namespace, "sysctl", "-n", setting])?;
-            assert_eq!(value.trim(), wanted, "{setting} of {namespace}");
-        }
+    for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        has_setting(cluster, "router", setting, "1")?;
     }
+    for node in ["node1", "node2"] {
+        let has_bridges = Path::new("/proc/sys/net/bridge").exists();
+        for (setting, value) in NETWORK_SETTINGS {
+            if has_bridges || !setting.starts_with("bridge/") {
+                has_setting(cluster, node, setting, value)?;
+            }
+        }
+        has_setting(cluster, node, "ipv4/conf/uplink0/rp_filter", "2")?;
+    }
+    Ok(())
+}
+
+fn has_setting(cluster: &Clustered, namespace: &str, setting: &str, wanted: &str) -> Result<()> {
+    let value = cluster.run("enter", &[namespace, "cat", &format!("/proc/sys/net/{setting}")])?;
+    ensure!(value.trim() == wanted, "{setting} of {namespace} is {value}");
     Ok(())
 }
 

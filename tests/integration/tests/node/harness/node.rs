@@ -2,6 +2,7 @@ use std::{fs, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{Namespaces, Node, NodeSnapshot, eventually_sync, node, require, traffic};
+use kni_local_node::Fabric;
 
 #[test]
 fn a_node_is_not_visible_on_the_machine() -> Result<()> {
@@ -72,6 +73,47 @@ fn a_node_reaches_the_fabric_and_has_a_way_out() -> Result<()> {
     let routes = NodeSnapshot::take(&test_node)?.section("route").join("\n");
     assert!(routes.contains(&format!("default via {}", node::FABRIC_V4)), "{routes}");
     assert!(routes.contains(&format!("default via {}", node::FABRIC_V6)), "{routes}");
+    Ok(())
+}
+
+#[test]
+fn nodes_have_the_network_settings_of_kubernetes() -> Result<()> {
+    require!(root, netns, ip);
+    let fabric = Fabric::new("set")?;
+    for test_node in [
+        Node::new("set")?,
+        Node::whole("set-whole")?,
+        Node::on(&fabric, "set-on", 11)?,
+        Node::whole_on(&fabric, "set-whole-on", 12)?,
+    ] {
+        let read = |setting: &str| -> Result<Option<String>> {
+            let file = format!("/proc/sys/net/{setting}");
+            let text = test_node.enter(|| fs::exists(&file)?.then(|| fs::read_to_string(&file)).transpose())?;
+            Ok(text.with_context(|| file.clone())?.map(|text| text.trim().to_owned()))
+        };
+        for (setting, wanted) in node::NETWORK_SETTINGS {
+            match read(setting)? {
+                Some(value) => assert_eq!(value, wanted, "{setting} of {}", test_node.name()),
+                None => assert!(setting.starts_with("bridge/"), "no {setting}"),
+            }
+        }
+        // Links inherit them, the uplink and later ones.
+        test_node.ip(&["link add later0 type veth peer name later1"])?;
+        for link in ["uplink0", "later0"] {
+            for (setting, wanted) in [
+                (format!("ipv4/conf/{link}/forwarding"), "1"),
+                (format!("ipv6/conf/{link}/forwarding"), "1"),
+                (format!("ipv4/conf/{link}/rp_filter"), "2"),
+            ] {
+                assert_eq!(
+                    read(&setting)?.as_deref(),
+                    Some(wanted),
+                    "{setting} of {}",
+                    test_node.name()
+                );
+            }
+        }
+    }
     Ok(())
 }
 

@@ -18,9 +18,9 @@ const CHANGES: [&str; 15] = [
     "+ file /run/kni/left.redb",
     "+ mount /run/netns/left nsfs",
     "+ bpffs /sys/fs/bpf/left",
-    "- sysctl /proc/sys/net/ipv4/ip_forward = 0",
-    "+ sysctl /proc/sys/net/ipv4/ip_forward = 1",
-    "+ sysctl /proc/sys/net/ipv6/conf/all/forwarding = 1",
+    "- sysctl /proc/sys/net/ipv4/ip_forward = 1",
+    "+ sysctl /proc/sys/net/ipv4/ip_forward = 0",
+    "+ sysctl /proc/sys/net/ipv6/conf/all/forwarding = 0",
 ];
 
 fn leave(node: &Node) -> Result<()> {
@@ -44,8 +44,8 @@ fn leave(node: &Node) -> Result<()> {
         let net = Some("/proc/thread-self/ns/net");
         mount(net, "/run/netns/left", None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
         fs::create_dir("/sys/fs/bpf/left")?;
-        fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
-        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "0")?;
+        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "0")?;
         Ok(())
     })?
 }
@@ -57,8 +57,8 @@ fn tidy(node: &Node) -> Result<()> {
         fs::remove_dir_all("/run/netns")?;
         fs::remove_dir_all("/run/kni")?;
         fs::remove_dir("/sys/fs/bpf/left")?;
-        fs::write("/proc/sys/net/ipv4/ip_forward", "0")?;
-        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "0")?;
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
         Ok(())
     })??;
     node.run("tc", &["qdisc", "del", "dev", "uplink0", "clsact"])?;
