@@ -1,8 +1,8 @@
 //! Simulates the nodes of a large cluster in one process: the controllers of one agent for each, on nodes in memory.
 //!
-//! Commands arrive on standard input and answers leave on standard output, one JSON object a line. The watches, the cache,
-//! the claims of blocks, the reports and the policy engine are the agent's own code. There is no kernel, no attach and no
-//! kubelet.
+//! Commands arrive on standard input and answers leave on standard output, one JSON object a line. The watches, the
+//! cache, the claims of blocks, the reports and the policy engine are the agent's own code. There is no kernel, no
+//! attach and no kubelet.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ use std::{
     collections::BTreeMap,
     io::{self, BufRead as _, Write as _},
     path::PathBuf,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -118,7 +119,14 @@ impl Simulation {
 
     fn start(&mut self, runtime: &Handle, place: Place) {
         let node = self.nodes.entry(place.name.clone());
-        let node = node.or_insert_with(|| SimulatedNode::new(&place, &self.observed));
+        let node = node.or_insert_with(|| {
+            SimulatedNode::new(
+                &place.name,
+                &place.addresses,
+                place.rest.map(Duration::from_secs),
+                &self.observed,
+            )
+        });
         let (node, kubelet) = (node.restarted(), self.kubelet.clone());
         let answers = self.answers.clone();
         runtime.spawn(async move {

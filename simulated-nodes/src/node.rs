@@ -25,7 +25,7 @@ use kni_policy::PolicyEngine;
 use kni_uplink::UnderlayAddress;
 use tokio::sync::watch;
 
-use crate::{agent::Place, observed::Observed};
+use crate::observed::Observed;
 
 /// The MTU of the simulated underlay.
 const MTU: u32 = 1500;
@@ -72,14 +72,14 @@ pub(crate) struct NewPod<'a> {
 }
 
 impl SimulatedNode {
-    pub(crate) fn new(place: &Place, observed: &Observed) -> Self {
+    pub(crate) fn new(name: &str, addresses: &[IpAddr], rest: Option<Duration>, observed: &Observed) -> Self {
         let mut state = State::default();
-        if let Some(rest) = place.rest {
-            state.ipam.set_rest_time(Duration::from_secs(rest));
+        if let Some(rest) = rest {
+            state.ipam.set_rest_time(rest);
         }
         Self {
-            name: place.name.clone(),
-            addresses: place.addresses.clone(),
+            name: name.to_owned(),
+            addresses: addresses.to_vec(),
             state: Arc::new(Mutex::new(state)),
             policies: Arc::new(Mutex::new(PolicyEngine::new(PolicyTables::default()))),
             changes: watch::Sender::new(0),

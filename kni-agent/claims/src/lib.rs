@@ -130,8 +130,8 @@ impl Claims {
         })
     }
 
-    /// Claims units of the network's subnets, with one request for each and one for all of them. The owners of units that
-    /// are not in the result are unknown, as after an error of [`Self::claim`].
+    /// Claims units of the network's subnets, with one request for each and one for all of them. The owners of units
+    /// that are not in the result are unknown, as after an error of [`Self::claim`].
     pub async fn claim_all(
         &self,
         network: &NetworkRef,
@@ -166,8 +166,8 @@ impl Claims {
         (claims, done)
     }
 
-    /// Settles claims of an earlier process whose objects are there and valid: what [`Self::claim_all`] does after it has
-    /// created them, with one request for all objects of a network.
+    /// Settles claims of an earlier process whose objects are there and valid: what [`Self::claim_all`] does after it
+    /// has created them, with one request for all objects of a network.
     pub async fn confirm_objects(
         &self,
         network: &NetworkRef,
@@ -196,8 +196,8 @@ impl Claims {
         }
     }
 
-    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released. `newest` is the
-    /// highest version of the objects.
+    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released. `newest`
+    /// is the highest version of the objects.
     async fn confirm(
         &self,
         network: &NetworkRef,
@@ -227,8 +227,9 @@ impl Claims {
         Ok(listed.items.iter().filter_map(range_of).collect())
     }
 
-    /// The blocks of other nodes in earlier networks of the same name, as of `version` or later. The API server answers from its
-    /// cache once that has the version, which it gets with the object of that version; how new its storage is does not matter.
+    /// The blocks of other nodes in earlier networks of the same name, as of `version` or later. The API server answers
+    /// from its cache once that has the version, which it gets with the object of that version; how new its storage is
+    /// does not matter.
     async fn earlier_blocks(&self, network: &NetworkRef, version: u64) -> Result<Vec<AddressBlock>, ClaimError> {
         let others = format!("spec.network={},spec.networkUID!={}", network.name, network.uid);
         let mut params = ListParams::default().fields(&others);

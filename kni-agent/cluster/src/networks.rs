@@ -72,8 +72,8 @@ impl Networks {
         networks
     }
 
-    /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this process,
-    /// then of an earlier one.
+    /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this
+    /// process, then of an earlier one.
     fn add_undecoded(&mut self, tables: &Tables) {
         for (key, reason) in tables.networks.refused() {
             if !tables.networks.rows().contains_key(key) {
@@ -148,9 +148,9 @@ impl Networks {
     }
 }
 
-/// The interfaces of pods take no larger packets than fit into the tunnel of this node. Before the agent has reported how the
-/// node is reached, they leave room for the longest outer headers; so they do before kni-controller has decided whether there
-/// is to be a tunnel.
+/// The interfaces of pods take no larger packets than fit into the tunnel of this node. Before the agent has reported
+/// how the node is reached, they leave room for the longest outer headers; so they do before kni-controller has decided
+/// whether there is to be a tunnel.
 fn fitting(tables: &Tables, object: &PodNetwork, spec: NetworkSpec) -> NetworkSpec {
     if spec.fabric != Fabric::Overlay && !may_become_overlay(object, &spec) {
         return spec;

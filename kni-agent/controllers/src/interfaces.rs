@@ -315,8 +315,8 @@ fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterfa
     (!same).then_some(desired)
 }
 
-/// The condition of an interface that nothing leaves the node from, because it may not use an address that it would have
-/// to leave with. Other interfaces do not have it.
+/// The condition of an interface that nothing leaves the node from, because it may not use an address that it would
+/// have to leave with. Other interfaces do not have it.
 fn egress_condition(refused: &[RefusedAddress]) -> Option<Condition> {
     let first = refused.first()?;
     let all: Vec<String> = refused.iter().map(ToString::to_string).collect();

@@ -49,8 +49,8 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Creates the folders (root only); mounts bpffs where it is missing. Refuses a root with maps of another layout, whose
-    /// rows these programs cannot read.
+    /// Creates the folders (root only); mounts bpffs where it is missing. Refuses a root with maps of another layout,
+    /// whose rows these programs cannot read.
     pub(super) fn prepare(root: &Path) -> Result<Self, DataplaneError> {
         mount_bpffs(root)?;
         refuse_other_layouts(root)?;

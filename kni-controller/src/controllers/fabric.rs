@@ -1,13 +1,14 @@
 //! Decides how packets of a network cross from node to node, once for all nodes.
 //!
-//! Agents read the decision in the status and nothing else, so a network is never Overlay on one node and None on another
-//! but for the time that the status takes to reach them. A change of the spec takes effect with the write of the status.
+//! Agents read the decision in the status and nothing else, so a network is never Overlay on one node and None on
+//! another but for the time that the status takes to reach them. A change of the spec takes effect with the write of
+//! the status.
 
 use kni_api::Fabric;
 use kni_crd::PodNetwork;
 
-/// The fabric of a network: that of the spec, else the one decided before, else Overlay. Networks whose packets the dataplane
-/// does not see have none.
+/// The fabric of a network: that of the spec, else the one decided before, else Overlay. Networks whose packets the
+/// dataplane does not see have none.
 pub(super) fn fabric(object: &PodNetwork) -> Fabric {
     let decided = object.status.as_ref().and_then(|status| status.fabric);
     let initial = if has_fabric(object) {

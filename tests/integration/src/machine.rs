@@ -125,8 +125,8 @@ impl Machine {
                 name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()))
             });
             let left: Vec<&String> = links.chain(pins).collect();
-            // Duplicate address detection of the uplink's link-local address takes one or two seconds. The anycast address
-            // of a router comes last.
+            // Duplicate address detection of the uplink's link-local address takes one or two seconds. The anycast
+            // address of a router comes last.
             let mut routes = snapshot.section("route").iter();
             let settled = routes.any(|route| route.starts_with("anycast fe80:: dev uplink0 "));
             ensure!(

@@ -136,8 +136,8 @@ impl Stage {
     }
 }
 
-/// Makes the node, which forwards, a router for the fabric: gives the fabric routes to the pods of the default network of
-/// [`Manifest::overlapping`].
+/// Makes the node, which forwards, a router for the fabric: gives the fabric routes to the pods of the default network
+/// of [`Manifest::overlapping`].
 pub fn forwarding(node: &Node) -> Result<()> {
     // The kernel resolves neighbours of forwarded packets from its link-local address, which a new link has only after
     // one or two seconds of duplicate address detection.

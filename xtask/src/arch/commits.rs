@@ -8,7 +8,7 @@ use super::Violation;
 use crate::{command::output, progress::say, workspace::root};
 
 /// The last commit whose subject is not checked, nor those before it.
-const FIRST_CHECKED: &str = "ff832c56014edf5078cec662103f750328c687b0";
+const FIRST_CHECKED: &str = "37d1b070c54dc45e57c44c07c9e964c66c57665c";
 /// Maximum length of a subject.
 const MAX_COLUMNS: usize = 72;
 

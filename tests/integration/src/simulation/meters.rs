@@ -52,8 +52,8 @@ impl Request {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }
 
-    /// Whether it is written on a timer, and not caused by a change: figures of networks follow earlier changes, at most once in
-    /// 30 s for each network, and kni-controller renews its lease.
+    /// Whether it is written on a timer, and not caused by a change: figures of networks follow earlier changes, at
+    /// most once in 30 s for each network, and kni-controller renews its lease.
     pub fn is_on_a_timer(&self) -> bool {
         self.resource == "podnetworks/status" || (self.who == "kni-controller" && self.resource == "leases")
     }

@@ -1,4 +1,5 @@
-//! Simulates a large cluster: a real API server, etcd and kni-controller, and agents on nodes that exist in memory only.
+//! Simulates a large cluster: a real API server, etcd and kni-controller, and agents on nodes that exist in memory
+//! only.
 //!
 //! `docs/design/scale.md` explains what is real and what is not.
 
@@ -374,10 +375,10 @@ impl Simulation {
         }
     }
 
-    /// Whether what happens on a timer happened meanwhile: many watches of pods received each change, or many nodes wrote their
-    /// figures. Each watch gets a bookmark a minute, which the API server counts as an event, and a node writes the figures of
-    /// earlier changes after up to ten seconds; agents that were started together do so in the same second. A change that does
-    /// reach all nodes does so each time.
+    /// Whether what happens on a timer happened meanwhile: many watches of pods received each change, or many nodes
+    /// wrote their figures. Each watch gets a bookmark a minute, which the API server counts as an event, and a node
+    /// writes the figures of earlier changes after up to ten seconds; agents that were started together do so in the
+    /// same second. A change that does reach all nodes does so each time.
     fn is_disturbed(change: &OneChange, own_figures: f64) -> bool {
         let watches = change.cost.watchers().get("pods").copied().unwrap_or_default();
         let mut requests = change.cost.requests.iter();

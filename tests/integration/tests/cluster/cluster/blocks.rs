@@ -107,8 +107,8 @@ fn owned(taken: &[(IpNet, String)], running: &[Pod]) -> Result<usize> {
     Ok(owners.len())
 }
 
-/// Restores the data of the API server to a state before the last blocks were claimed: the node claims them again, and no
-/// other node gets them. Returns the names of the pods in them.
+/// Restores the data of the API server to a state before the last blocks were claimed: the node claims them again, and
+/// no other node gets them. Returns the names of the pods in them.
 async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>> {
     let node = format!("node{NODES}");
     let kubelet = NODES - 1;

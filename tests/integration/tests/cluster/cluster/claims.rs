@@ -98,8 +98,8 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     Ok(())
 }
 
-/// A node that leases again from a block whose release has failed, although the request had its effect. The test must notice
-/// that.
+/// A node that leases again from a block whose release has failed, although the request had its effect. The test must
+/// notice that.
 async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
     let red = network(cluster, "lossy", &["10.30.0.0/24"], &json!({ "ipv4": 28 })).await?;
     let block: IpNet = "10.30.0.16/28".parse()?;

@@ -1,5 +1,5 @@
-//! Tests that pods of all nodes leave with one egress address by the node that answers for it, and what it costs when another
-//! node takes its place.
+//! Tests that pods of all nodes leave with one egress address by the node that answers for it, and what it costs when
+//! another node takes its place.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,8 @@ const OUTSIDE: [&str; 2] = ["198.51.100.1", "2001:db8:100::1"];
 const OVERLAY_PORT: u16 = 4789;
 /// How long traffic runs before and after an event: hundreds of requests of each stream.
 const AROUND: Duration = Duration::from_secs(1);
-/// The longest silence while another node takes the place of the owner is this and [`prompt`]; twice this if the owner is gone.
+/// The longest silence while another node takes the place of the owner is this and [`prompt`]; twice this if the owner
+/// is gone.
 const MOVE: Duration = Duration::from_secs(3);
 
 fn ip(text: &str) -> IpAddr {
@@ -236,7 +237,8 @@ async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     let limit = MOVE + prompt(&scene.cluster).await?;
     assert!(moved["UDP"].longest_silence < limit, "{moved:?}, limit {limit:?}");
 
-    // The node fails: agent and network. Pods of the other nodes continue once an operator has declared it to be shut down.
+    // The node fails: agent and network. Pods of the other nodes continue once an operator has declared it to be shut
+    // down.
     let (failed, rest) = (others[0], [owner, others[1]]);
     let streams = scene.traffic(&rest)?;
     tokio::time::sleep(AROUND).await;

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::scene::{ask, friends, identity, prompt, serve, tenants, wait_for_silence, wait_for_truth};
 
-/// Time until a change is applied while other requests fail, on a machine that does nothing else: a second for the change, and
-/// the time that the end of answers needs to be noticed.
+/// Time until a change is applied while other requests fail, on a machine that does nothing else: a second for the
+/// change, and the time that the end of answers needs to be noticed.
 const SOON: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -1,8 +1,8 @@
 //! Measures the delay between the API server's answer and the enforcement of a policy, and the agent's memory.
 //!
 //! A benchmark, and so a long test. `KNI_FIGURES=1` measures with the numbers of pods, policies and changes in the
-//! documentation; without it a small run shows that the measurement works. That policies apply, also changed ones and to
-//! flows that exist, is shown by `faults`, `fabric::policies` and `fabric::peers` in every run.
+//! documentation; without it a small run shows that the measurement works. That policies apply, also changed ones and
+//! to flows that exist, is shown by `faults`, `fabric::policies` and `fabric::peers` in every run.
 
 use std::{
     collections::BTreeSet,

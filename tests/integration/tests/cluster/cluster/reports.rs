@@ -1,7 +1,7 @@
 //! Tests reports of interfaces: correct soon after a change, and again soon after a write by another client.
 //!
-//! Soon is two seconds, and on a busy machine longer by a multiple of what a control write and one look at the reports take at
-//! the same time.
+//! Soon is two seconds, and on a busy machine longer by a multiple of what a control write and one look at the reports
+//! take at the same time.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! Tests that an address or a block has no new owner before the time of rest has passed since the API server has confirmed
-//! that no report lists the old one: also when the agent restarts, and when writes or their replies are lost. The agent of
-//! the test has a shorter time of rest than the usual 10 s, except in long tests.
+//! Tests that an address or a block has no new owner before the time of rest has passed since the API server has
+//! confirmed that no report lists the old one: also when the agent restarts, and when writes or their replies are lost.
+//! The agent of the test has a shorter time of rest than the usual 10 s, except in long tests.
 
 use std::{
     cell::Cell,
@@ -112,8 +112,8 @@ impl Scene {
         Ok((old, name))
     }
 
-    /// Waits until the API server lists no address of a pod. Returns a time before it began to do so: that of the request
-    /// of the last list that still had one, or of the first request.
+    /// Waits until the API server lists no address of a pod. Returns a time before it began to do so: that of the
+    /// request of the last list that still had one, or of the first request.
     async fn withdrawn(&self, pod: &Pod) -> Result<Instant> {
         let last = Cell::new(Instant::now());
         wait::until("no report lists the pod", PATIENCE, async || {
@@ -155,8 +155,8 @@ impl Scene {
         of_pod.map(|refusal| refusal.to_string()).collect()
     }
 
-    /// Waits for as long as an address rests, and then until the new pod is refused once more: nothing was confirmed. Returns
-    /// that refusal.
+    /// Waits for as long as an address rests, and then until the new pod is refused once more: nothing was confirmed.
+    /// Returns that refusal.
     async fn waits_on(&self, new: &str) -> Result<String> {
         tokio::time::sleep(rest()).await;
         let before = self.refusals(new).len();

@@ -33,8 +33,8 @@ pub(crate) const PROMPT: Duration = Duration::from_secs(2);
 /// How many control writes, one after the other, an agent may take longer than [`PROMPT`] for what it does at once.
 const WRITES: u32 = 10;
 
-/// [`PROMPT`], and more on a machine that is busy now: [`WRITES`] times as long as a write of this test needs until a watch of
-/// this test has shown it.
+/// [`PROMPT`], and more on a machine that is busy now: [`WRITES`] times as long as a write of this test needs until a
+/// watch of this test has shown it.
 pub(crate) async fn prompt(cluster: &Cluster) -> Result<Duration> {
     let api: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "default");
     let params = WatchParams::default().fields("metadata.name=control");

@@ -1,5 +1,5 @@
-//! Tests with a small simulation what one change costs, and that it does not grow with the cluster: with six nodes in every
-//! run, and with twenty in a long test.
+//! Tests with a small simulation what one change costs, and that it does not grow with the cluster: with six nodes in
+//! every run, and with twenty in a long test.
 
 use std::time::Duration;
 
@@ -79,8 +79,8 @@ fn each_change_costs_little(outcome: &Outcome) -> Result<()> {
             cost.requests
         );
     }
-    // Every node follows the default network, so at most all of them, two more reports of the same object, and who follows
-    // all objects.
+    // Every node follows the default network, so at most all of them, two more reports of the same object, and who
+    // follows all objects.
     let followers = events(outcome.change("a label changes")?, "networkmembers");
     ensure!(
         (1.0..=2.0 * (nodes(outcome) + 4.0)).contains(&followers),

@@ -1,5 +1,5 @@
-//! Tests networks whose blocks have one address each: many nodes share a small subnet, bursts of pods claim many blocks at
-//! once, and blocks are released, also those of the default network.
+//! Tests networks whose blocks have one address each: many nodes share a small subnet, bursts of pods claim many blocks
+//! at once, and blocks are released, also those of the default network.
 
 use std::{
     collections::BTreeSet,
@@ -32,7 +32,8 @@ const OTHERS: usize = 200;
 const PODS: usize = 20;
 /// Units of a /24 that can be used.
 const UNITS: usize = 253;
-/// The most tries of a node until it has a unit, on average: most units are free, and each failed try shows one that is not.
+/// The most tries of a node until it has a unit, on average: most units are free, and each failed try shows one that is
+/// not.
 const TRIES: usize = 6;
 /// How much longer the requests of a burst take, so that those that are sent at once are on their way at once.
 const DISTANCE: Duration = Duration::from_millis(50);
@@ -40,8 +41,8 @@ const DISTANCE: Duration = Duration::from_millis(50);
 const REST: u64 = 2;
 /// How often the agents look for empty blocks.
 const ROUND: Duration = Duration::from_secs(1);
-/// Claims of one batch, and how many requests it may cost beside one for each claim: one look confirms all of them, and it is
-/// repeated when an object is not in it yet.
+/// Claims of one batch, and how many requests it may cost beside one for each claim: one look confirms all of them, and
+/// it is repeated when an object is not in it yet.
 const BATCH: usize = 64;
 const LOOKS: usize = 4;
 /// At least so many requests of a batch are on their way at once.
@@ -234,8 +235,8 @@ async fn pods_have_the_rest(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// One node claims many units together: with one request for each and one for all of them, many at once. One claim alone costs
-/// two.
+/// One node claims many units together: with one request for each and one for all of them, many at once. One claim
+/// alone costs two.
 async fn a_burst_is_claimed_together(cluster: &Cluster, node: &NodeRef) -> Result<()> {
     let more = json!({ "perNodePrefix": { "ipv4": 32 } });
     cluster

@@ -1,7 +1,7 @@
 //! Tests that a cluster comes up complete and goes without a trace, also when its owner is killed.
 //!
-//! Every run does it with nodes whose kubelets call the agents. Nodes with the plugin are a long test; `deploy` shows in every
-//! run that the deployment with the plugin works on a node.
+//! Every run does it with nodes whose kubelets call the agents. Nodes with the plugin are a long test; `deploy` shows
+//! in every run that the deployment with the plugin works on a node.
 
 use std::{
     collections::BTreeSet,
@@ -186,7 +186,8 @@ fn pods_run_everywhere(cluster: &Clustered) -> Result<()> {
     Ok(())
 }
 
-/// `kubectl kni` joins what the agents of both nodes say about a packet, and each node receives the other's answers through the tunnel.
+/// `kubectl kni` joins what the agents of both nodes say about a packet, and each node receives the other's answers
+/// through the tunnel.
 fn both_nodes_explain(cluster: &Clustered) -> Result<()> {
     let pods = cluster.list(&["pods", "-l", "app=web"])?;
     let on = |node: &str| {

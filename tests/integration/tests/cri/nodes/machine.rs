@@ -1,8 +1,8 @@
 //! Proves that a cluster left nothing on the machine.
 //!
-//! Only what is of the cluster counts: its processes, control groups, namespaces and eBPF objects by their identity, and
-//! changes of the machine itself that name something of it. Other programs of the machine, such as other tests, start and
-//! end meanwhile.
+//! Only what is of the cluster counts: its processes, control groups, namespaces and eBPF objects by their identity,
+//! and changes of the machine itself that name something of it. Other programs of the machine, such as other tests,
+//! start and end meanwhile.
 
 use std::{
     collections::BTreeSet,
@@ -133,7 +133,7 @@ impl MachineState {
 }
 
 impl Seen {
-    /// Whether a change of the machine concerns the cluster. Settings have no names: nobody may change them.
+    /// Whether a change of the machine concerns the cluster. Settings have no names: no change of one is allowed.
     fn names(&self, change: &str) -> bool {
         change.contains("sysctl ")
             || OURS.iter().any(|part| change.contains(part))
@@ -169,8 +169,8 @@ impl Process {
 /// A namespace of a process: its kind, its name, and the process.
 type Namespace = (&'static str, PathBuf, u32);
 
-/// The processes that are descendants of the owner, in a control group of its nodes, or in a namespace of those, and the
-/// namespaces other than those of this process.
+/// The processes that are descendants of the owner, in a control group of its nodes, or in a namespace of those, and
+/// the namespaces other than those of this process.
 fn processes_of(owner: u32, group: &str) -> Result<(BTreeSet<Process>, Vec<Namespace>)> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc").context("processes")?.flatten() {

@@ -1,4 +1,5 @@
-//! Tests what is lost between nodes while agents, the API server or a node fail, and when a node's addresses or MTU change.
+//! Tests what is lost between nodes while agents, the API server or a node fail, and when a node's addresses or MTU
+//! change.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,8 +26,8 @@ use super::{
     losses::{Traffic, addresses_have_one_owner, control, one_sender_each},
 };
 
-/// How long a fault lasts, and how long traffic runs before and after it: hundreds of requests of each stream, and longer than
-/// the agents' rounds of a second.
+/// How long a fault lasts, and how long traffic runs before and after it: hundreds of requests of each stream, and
+/// longer than the agents' rounds of a second.
 const FAULT: Duration = Duration::from_millis(1500);
 
 /// How long the API server is away.

@@ -21,7 +21,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::super::scene::PORT;
 
-/// Timeout of an answer on an established flow, and of a new connection. What is slower is heard in the next round.
+/// Timeout of an answer on an established flow, and of a new connection. The next round receives slower ones.
 const ANSWER: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_millis(200);
 /// How long a stopped flow must stay silent.
@@ -244,8 +244,8 @@ impl Flows {
         }
     }
 
-    /// No packet of the client arrives at the server for a while, and so none is answered in the end. Answers to earlier packets
-    /// may come late.
+    /// No packet of the client arrives at the server for a while, and so none is answered in the end. Answers to
+    /// earlier packets may come late.
     fn assert_silent(&mut self, world: &NinePods<Spread>) -> Result<()> {
         let (arrived, heard) = self.sent_for(world, SILENCE)?;
         ensure!(arrived.is_none(), "a packet arrives: {arrived:?}");
@@ -253,8 +253,8 @@ impl Flows {
         Ok(())
     }
 
-    /// Sends on all flows for this time: the first packet of the client that arrives at the server, and which of the last ones were
-    /// answered.
+    /// Sends on all flows for this time: the first packet of the client that arrives at the server, and which of the
+    /// last ones were answered.
     fn sent_for(&mut self, world: &NinePods<Spread>, time: Duration) -> Result<(Option<Vec<u8>>, [bool; 4])> {
         let client = [true, false].map(|v4| at(world, CLIENT, v4).ip());
         let arriving = PacketSocket::open(&world.member(index_of(SERVER)).inside, "eth0")?;

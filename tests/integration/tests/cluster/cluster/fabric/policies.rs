@@ -18,8 +18,8 @@ use kni_integration::{
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 const MANY_FAILURES: usize = 5;
 
-/// The cases outside long tests: each kind of peer, of port, of direction and of change. The others, with connections between
-/// pods of one node, are those of `policy::table`.
+/// The cases outside long tests: each kind of peer, of port, of direction and of change. The others, with connections
+/// between pods of one node, are those of `policy::table`.
 const SHORT: [(Net, &str); 8] = [
     (Net::Default, "podSelector-and-namespaceSelector"),
     (Net::Default, "named-port-egress"),

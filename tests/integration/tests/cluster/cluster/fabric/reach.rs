@@ -1,7 +1,7 @@
 //! Tests who reaches whom across nodes, over each fabric, and that policies follow pods of other nodes.
 //!
-//! Every run has one bed with both fabrics, through IPv6 and a port that is not the default. The beds with each of them alone
-//! are long tests; the default tunnel is that of `enemies`, `services`, `policies` and `faults` in every run.
+//! Every run has one bed with both fabrics, through IPv6 and a port that is not the default. The beds with each of them
+//! alone are long tests; the default tunnel is that of `enemies`, `services`, `policies` and `faults` in every run.
 
 use std::{
     collections::BTreeSet,
@@ -152,8 +152,8 @@ const fn tunnel(port: u16, v4: bool) -> Tunnel {
     Tunnel { port, v4, without: &[] }
 }
 
-/// Each packet between pods is in a tunnel, with the number of its network, and none has a pod's address; in networks without a
-/// tunnel all have the pods' addresses.
+/// Each packet between pods is in a tunnel, with the number of its network, and none has a pod's address; in networks
+/// without a tunnel all have the pods' addresses.
 async fn only_tunnels_are_on_the_wire(bed: &Bed, expected: &Tunnel) -> Result<()> {
     let known = bed.cluster.numbers().await?;
     let mut count = 0;

@@ -1,5 +1,6 @@
-//! Tests that a node with running pods changes from CNI to KNI: the pods keep their networks, and later ones get theirs by KNI.
-//! A long test. That pods keep their networks when kubelet and containerd start again is shown by `restarts` in every run.
+//! Tests that a node with running pods changes from CNI to KNI: the pods keep their networks, and later ones get theirs
+//! by KNI. A long test. That pods keep their networks when kubelet and containerd start again is shown by `restarts` in
+//! every run.
 
 use std::{collections::BTreeMap, fs, net::IpAddr};
 

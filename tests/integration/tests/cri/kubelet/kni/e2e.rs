@@ -1,6 +1,6 @@
-//! Runs upstream's end-to-end tests on a node whose pods get their networks by KNI: three of them, of names, Services and host
-//! ports, and in long tests all for which one node is enough. Network policies are compared with an oracle by `policy::table`
-//! and `fabric::policies` in every run.
+//! Runs upstream's end-to-end tests on a node whose pods get their networks by KNI: three of them, of names, Services
+//! and host ports, and in long tests all for which one node is enough. Network policies are compared with an oracle by
+//! `policy::table` and `fabric::policies` in every run.
 
 mod cases;
 mod images;

@@ -39,8 +39,8 @@ fn pods_start_by_kni_as_fast_as_by_cni() -> Result<()> {
     SIZES.iter().try_for_each(|&size| compare(&mut ways, size))
 }
 
-/// Measures `size` pods at once by both ways in [`ROUNDS`] rounds. The figures are for docs/performance.md; only a gross
-/// difference of the medians of all rounds is a failure.
+/// Measures `size` pods at once by both ways in [`ROUNDS`] rounds. The figures are for docs/performance.md; only a
+/// gross difference of the medians of all rounds is a failure.
 fn compare(ways: &mut [(&str, Scene); 2], size: usize) -> Result<()> {
     let mut found = [Vec::new(), Vec::new()];
     let mut medians = [Duration::MAX; 2];
@@ -89,8 +89,8 @@ fn percentiles(mut times: Vec<Duration>) -> [Duration; 2] {
     [at(50), at(99)]
 }
 
-/// Creates pods at once, waits until all are ready, and deletes them. Their names are new: of 110 pods with the names of
-/// deleted ones, some waited for two minutes, by CNI as well.
+/// Creates pods at once, waits until all are ready, and deletes them. Their names are new: of 110 pods with the names
+/// of deleted ones, some waited for two minutes, by CNI as well.
 fn measure(scene: &mut Scene, name: &str, count: usize) -> Result<Vec<Times>> {
     let watch = Watch::start(scene)?;
     // kubectl prints nothing when the watch begins.

@@ -101,8 +101,8 @@ fn stays_ready(scene: &Scene, before: &str, killed: Instant) -> Result<()> {
     }
 }
 
-/// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of the
-/// node.
+/// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of
+/// the node.
 fn answers_arrive(machine: &mut Machine, patience: Duration) -> Result<[Duration; 2]> {
     let disabled = Manifest::overlapping().swap_remove(0).spec("enabled: false");
     let begin = Instant::now();
