@@ -33,7 +33,8 @@ enum Phase {
     Failed(u32),
 }
 
-/// The rewriting without any I/O: [`Self::push`] takes bytes of the client, [`Self::next`] returns bytes for the server.
+/// The rewriting without any I/O: [`Self::push`] takes bytes of the client, [`Self::next`] returns bytes for the
+/// server.
 #[derive(Debug)]
 pub(crate) struct Rewriter {
     phase: Phase,

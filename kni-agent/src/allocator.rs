@@ -1,15 +1,15 @@
 //! Keeps the allocator from holding much more memory than the agent uses.
 //!
 //! glibc gives each thread an arena of its own, up to eight for each CPU, and returns only the end of an arena to the
-//! kernel. An agent parses the kernel's types and its programs once, and then answers calls on whichever thread is free: most
-//! of such memory would be held for ever.
+//! kernel. An agent parses the kernel's types and its programs once, and then answers calls on whichever thread is
+//! free: most of such memory would be held for ever.
 
 use std::time::Duration;
 
 /// How often free pages are returned. Most of them come from the start and from changes of policies.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Blocks of this size and more are the kernel's again when they are freed, in bytes. glibc's own value, which otherwise
-/// grows with the largest block that was ever freed.
+/// Blocks of this size and more are the kernel's again when they are freed, in bytes. glibc's own value, which
+/// otherwise grows with the largest block that was ever freed.
 #[cfg(target_env = "gnu")]
 const LARGE: i32 = 128 * 1024;
 /// Arenas of all threads together: two threads seldom allocate at the same time.
@@ -29,7 +29,8 @@ pub fn bound() {
     }
 }
 
-/// Returns free pages to the kernel; some milliseconds for a heap of 100 MB, during which other threads wait to allocate.
+/// Returns free pages to the kernel; some milliseconds for a heap of 100 MB, during which other threads wait to
+/// allocate.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: gives up only pages that no allocation uses.

@@ -78,8 +78,8 @@ pub struct PathArgs {
     /// Directory where network namespaces are mounted; the default is that of `ip netns`.
     #[arg(long, value_name = "DIR", default_value = "/run/netns")]
     pub netns_dir: PathBuf,
-    /// Socket to serve on; may be repeated. A kubelet with the feature gate KNI uses the first default; the second one is
-    /// the path of the KNI kubelet of 2024, which cannot be configured.
+    /// Socket to serve on; may be repeated. A kubelet with the feature gate KNI uses the first default; the second one
+    /// is the path of the KNI kubelet of 2024, which cannot be configured.
     #[arg(long = "socket", value_name = "PATH", default_values = ["/run/kni/kni.sock", "/tmp/kni.sock"])]
     pub sockets: Vec<PathBuf>,
     /// Socket for containerd's pod network service; may be repeated.
@@ -152,8 +152,8 @@ pub struct ServeArgs {
     /// eBPF object to load instead of the embedded one.
     #[arg(long, value_name = "PATH", env = "KNI_EBPF_OBJECT")]
     pub ebpf_object: Option<PathBuf>,
-    /// Number of sandboxes created in advance, so that a pod does not wait for the kernel's slow paths. By default as many as
-    /// were requested at once within the last ten minutes, 8 to 128; each uses about 30 kB of kernel memory.
+    /// Number of sandboxes created in advance, so that a pod does not wait for the kernel's slow paths. By default as
+    /// many as were requested at once within the last ten minutes, 8 to 128; each uses about 30 kB of kernel memory.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=256))]
     pub warm_sandboxes: Option<u32>,
     /// Maximum number of pod interfaces on the node. The kubelet runs at most 110 pods by default.
@@ -306,7 +306,8 @@ pub struct UplinkArgs {
 /// Packets between the nodes of a cluster; without effect with --standalone.
 #[derive(Debug, Clone, Args)]
 pub struct FabricArgs {
-    /// Family of the addresses that the node prefers for packets to other nodes. Default: IPv4 if it has such an address.
+    /// Family of the addresses that the node prefers for packets to other nodes. Default: IPv4 if it has such an
+    /// address.
     #[arg(long, value_enum, value_name = "FAMILY")]
     pub underlay_family: Option<FamilyArg>,
     /// UDP port at which other nodes send packets for pods of this node. The default is that of VXLAN.
@@ -356,9 +357,9 @@ pub struct FlowArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_FLOWS,
         value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
     pub max_flows: u32,
-    /// Maximum number of connections that one pod interface opens, and of flows that are opened to it from outside of the
-    /// node; twice as many flows of UDP and other protocols; 0 for no limit. Default: an eighth of --max-flows, so that
-    /// one pod uses at most half of a table and does not evict the flows of others.
+    /// Maximum number of connections that one pod interface opens, and of flows that are opened to it from outside of
+    /// the node; twice as many flows of UDP and other protocols; 0 for no limit. Default: an eighth of --max-flows, so
+    /// that one pod uses at most half of a table and does not evict the flows of others.
     #[arg(long, value_name = "N")]
     pub max_flows_per_endpoint: Option<u32>,
     /// Maximum number of events about new flows per second, pod interface and CPU; 0 for none. Drops have a separate

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{config::Dns, version::Version};
 
-/// Address of a pod that has no primary interface: the IPv4 dummy address, which no host has (RFC 7600). The kubelet and
-/// containerd start no pod without an address. The address must also be legal in an EndpointSlice, which addresses of
-/// loopback, links and multicast groups are not: one pod must not invalidate the slice of the others.
+/// Address of a pod that has no primary interface: the IPv4 dummy address, which no host has (RFC 7600). The kubelet
+/// and containerd start no pod without an address. The address must also be legal in an EndpointSlice, which addresses
+/// of loopback, links and multicast groups are not: one pod must not invalidate the slice of the others.
 const DUMMY: &str = "192.0.0.8/32";
 
 /// Interfaces, addresses and routes of one attachment.
@@ -75,8 +75,8 @@ impl CniResult {
         result
     }
 
-    /// Adds the dummy address of a pod without a primary interface. It belongs to no interface of the result, so runtimes
-    /// take it for the pod's address and not for one of an additional interface.
+    /// Adds the dummy address of a pod without a primary interface. It belongs to no interface of the result, so
+    /// runtimes take it for the pod's address and not for one of an additional interface.
     pub(crate) fn add_dummy_address(&mut self) {
         self.ips.push(Address {
             cidr: DUMMY.to_owned(),

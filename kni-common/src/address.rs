@@ -5,8 +5,8 @@ use crate::map_types::map_types;
 map_types! {
     /// Key of `ADDRESSES`.
     pub struct AddressKey {
-        /// Network id. [`crate::uplink::OUTSIDE`]: an address that pods of other nodes reach through the network that the
-        /// nodes share, without a tunnel, which would name the pod's network.
+        /// Network id. [`crate::uplink::OUTSIDE`]: an address that pods of other nodes reach through the network that
+        /// the nodes share, without a tunnel, which would name the pod's network.
         pub network: u32,
         /// Address in network byte order, IPv4 as `::ffff:a.b.c.d`: in a dump the last four bytes are the IPv4 address.
         pub address: [u8; 16],

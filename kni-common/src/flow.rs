@@ -53,9 +53,9 @@ map_types! {
         /// With [`END_LOCAL`] the endpoint id, with [`END_OUTSIDE`] the index of the uplink, with [`END_REMOTE`] and
         /// [`END_ROUTED`] the node (key of `NODES`), otherwise 0.
         pub id: u32,
-        /// With [`END_LOCAL`] the endpoint's generation at the last evaluation, with [`END_REMOTE`] and [`END_ROUTED`] the
-        /// sum of the other end's epoch and the node's generation ([`remote_generation`]), otherwise the epoch of the
-        /// other end.
+        /// With [`END_LOCAL`] the endpoint's generation at the last evaluation, with [`END_REMOTE`] and [`END_ROUTED`]
+        /// the sum of the other end's epoch and the node's generation ([`remote_generation`]), otherwise the epoch of
+        /// the other end.
         pub generation: u32,
     }
 
@@ -83,11 +83,11 @@ map_types! {
         pub destination: [u8; 16],
     }
 
-    /// Value of `NODES`: a way to another node of the cluster. A node that is reached in two ways, by tunnel and without
-    /// or by addresses of both families, has a row for each.
+    /// Value of `NODES`: a way to another node of the cluster. A node that is reached in two ways, by tunnel and
+    /// without or by addresses of both families, has a row for each.
     pub struct NodeRow {
-        /// The node's address in the underlay, IPv4 as `::ffff:a.b.c.d`, network byte order: the other end of the tunnel,
-        /// or the next hop. IPv6 packets have no next hop with an IPv4 address.
+        /// The node's address in the underlay, IPv4 as `::ffff:a.b.c.d`, network byte order: the other end of the
+        /// tunnel, or the next hop. IPv6 packets have no next hop with an IPv4 address.
         pub underlay: [u8; 16],
         /// Changes when the number gets another node or the node another address, after what is known about its pods.
         /// Only ever steps forward, also when the number is given to another node.
@@ -174,8 +174,8 @@ pub const FLOW_NODE: u16 = 1 << 12;
 /// A window is 2^8 jiffies: 1 s at HZ=250, 0.26 s at HZ=1000.
 pub const WINDOW_SHIFT: u32 = 8;
 
-/// [`FlowEnd::generation`] of a pod of another node. Neither number ever decreases, so that their sum changes when either
-/// does.
+/// [`FlowEnd::generation`] of a pod of another node. Neither number ever decreases, so that their sum changes when
+/// either does.
 #[inline(always)]
 #[must_use]
 pub const fn remote_generation(epoch: u32, node: u32) -> u32 {

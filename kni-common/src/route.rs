@@ -48,10 +48,10 @@ pub const ACTION_MASQUERADE: u16 = 4;
 /// Send the packet to the node that has the pod, and accept packets from there with such a source.
 pub const ACTION_REMOTE: u16 = 5;
 
-/// With [`ACTION_REMOTE`]: through the tunnel, with the network's number as that of the virtual network. Without: through
-/// the network that the nodes share, with the pods' addresses as they are.
+/// With [`ACTION_REMOTE`]: through the tunnel, with the network's number as that of the virtual network. Without:
+/// through the network that the nodes share, with the pods' addresses as they are.
 pub const ROUTE_OVERLAY: u16 = 1;
 
-/// The address is a node's own: with [`ACTION_REMOTE`] that of the row's node, with [`ACTION_STACK`] that of this one. Only
-/// networks with host access have such rows. Between two nodes' addresses nothing goes through the tunnel.
+/// The address is a node's own: with [`ACTION_REMOTE`] that of the row's node, with [`ACTION_STACK`] that of this one.
+/// Only networks with host access have such rows. Between two nodes' addresses nothing goes through the tunnel.
 pub const ROUTE_NODE: u16 = 2;

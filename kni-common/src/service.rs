@@ -30,8 +30,8 @@ map_types! {
         pub flags: u32,
         /// jiffies of inactivity after which a client loses its backend; 0 without session affinity.
         pub affinity: u32,
-        /// In the table [`ServiceValue::seal`] of the row, in the agent's memory 0: a program that reads it while the kernel reuses its memory for another row
-        /// notices.
+        /// In the table [`ServiceValue::seal`] of the row, in the agent's memory 0: a program that reads it while the
+        /// kernel reuses its memory for another row notices.
         pub check: u32,
     }
 

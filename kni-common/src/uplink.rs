@@ -17,8 +17,8 @@ map_types! {
 
     /// Key of `HOST_PORTS`, of packets from outside, and of `NODE_PORTS`, of the node's own sockets.
     pub struct HostPortKey {
-        /// Address of the node, network byte order, IPv4 as `::ffff:a.b.c.d`. In `NODE_PORTS` also a loopback address; the
-        /// unspecified address of a family stands for all its loopback addresses.
+        /// Address of the node, network byte order, IPv4 as `::ffff:a.b.c.d`. In `NODE_PORTS` also a loopback address;
+        /// the unspecified address of a family stands for all its loopback addresses.
         pub address: [u8; 16],
         /// Port of the node, network byte order.
         pub port: [u8; 2],
@@ -100,7 +100,8 @@ map_types! {
         pub data: EgressShareData,
     }
 
-    /// Value of `EGRESS_SHARES`: the part that one node has in an egress address which pods of several nodes leave with.
+    /// Value of `EGRESS_SHARES`: the part that one node has in an egress address which pods of several nodes leave
+    /// with.
     pub struct EgressShareValue {
         /// One of `SHARE_*`.
         pub role: u32,
@@ -145,8 +146,8 @@ pub const fn ports_of(unit: u8) -> (u16, u16) {
     (first, first + (UNIT_PORTS - 1))
 }
 
-/// Bits of a row of `SHARED_EGRESS`: the endpoint's IPv4 address outside of the node is one that several nodes share, and
-/// has a row of [`SHARE_LEAVE`]. Without that row nothing leaves.
+/// Bits of a row of `SHARED_EGRESS`: the endpoint's IPv4 address outside of the node is one that several nodes share,
+/// and has a row of [`SHARE_LEAVE`]. Without that row nothing leaves.
 pub const SHARED_V4: u32 = 1;
 
 /// The same for its IPv6 address.

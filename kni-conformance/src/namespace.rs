@@ -19,7 +19,8 @@ use crate::error::{During as _, Failure, Result, require};
 
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// An open network namespace, which lives at least as long as the value: the sandbox process of a pod has the same effect.
+/// An open network namespace, which lives at least as long as the value: the sandbox process of a pod has the same
+/// effect.
 #[derive(Debug, Clone)]
 pub(crate) struct Netns {
     file: Arc<File>,

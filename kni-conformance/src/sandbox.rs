@@ -50,8 +50,8 @@ impl Sandbox {
         }
     }
 
-    /// The request as the kubelet makes it: the UID is in a label, `isolation` is unset, and the ports of containers have
-    /// the host port 0.
+    /// The request as the kubelet makes it: the UID is in a label, `isolation` is unset, and the ports of containers
+    /// have the host port 0.
     pub(crate) fn attach_request(&self) -> AttachInterfaceRequest {
         let label = |key: &str, value: &str| (format!("io.kubernetes.pod.{key}"), value.to_owned());
         AttachInterfaceRequest {

@@ -53,8 +53,8 @@ pub(crate) struct Election {
 enum Held {
     /// The Lease is renewed.
     Yes,
-    /// The Lease is renewed, but the last renewal is lost: the API server's storage was restored to an earlier state. No
-    /// watch has to show that, so everything must be read again.
+    /// The Lease is renewed, but the last renewal is lost: the API server's storage was restored to an earlier state.
+    /// No watch has to show that, so everything must be read again.
     AfterRestore,
     /// Another replica holds it.
     No,

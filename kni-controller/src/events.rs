@@ -1,4 +1,5 @@
-//! Publishes events (events.k8s.io) on objects, for what an operator must know. Repeated ones are counted in one object.
+//! Publishes events (events.k8s.io) on objects, for what an operator must know. Repeated ones are counted in one
+//! object.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kni_api::{Condition, ConditionStatus};

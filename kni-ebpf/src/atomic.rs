@@ -54,8 +54,8 @@ pub(crate) unsafe fn fetch_and(word: *mut u64, mask: u64) -> u64 {
     }
 }
 
-/// Writes `new` to a word that is `expected`, and returns the word before: `expected` where it was written. Ordered like
-/// [`fetch_or`].
+/// Writes `new` to a word that is `expected`, and returns the word before: `expected` where it was written. Ordered
+/// like [`fetch_or`].
 ///
 /// # Safety
 ///

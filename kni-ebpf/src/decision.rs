@@ -35,7 +35,8 @@ impl Decision {
     pub const MASQUERADE: Self = Self(0x7000_0000);
     /// Link control that ends here. Not among the kinds below `0x8000_0000`, whose comparison takes one instruction.
     pub const ABSORB: Self = Self(0x9000_0000);
-    /// To a pod of another node, by a function of its own. Like a drop, it ends other evaluation; no reason has the code 0.
+    /// To a pod of another node, by a function of its own. Like a drop, it ends other evaluation; no reason has the
+    /// code 0.
     pub const OTHER_NODE: Self = Self(DROP);
 
     /// To a local endpoint.

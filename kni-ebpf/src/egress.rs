@@ -1,8 +1,8 @@
 //! Forwards packets that leave by another node than the pod's, which answers for their egress address.
 //!
-//! A pod's own node translates its packets, and has their flows. It sends them through the tunnel, in a virtual network of
-//! their own ([`EGRESS_NUMBER`]), to the node that answers for the address, which forwards them without a flow: a reply's
-//! port names the node that it is for.
+//! A pod's own node translates its packets, and has their flows. It sends them through the tunnel, in a virtual network
+//! of their own ([`EGRESS_NUMBER`]), to the node that answers for the address, which forwards them without a flow: a
+//! reply's port names the node that it is for.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
@@ -24,8 +24,8 @@ use crate::{
     work::{self, Place},
 };
 
-/// Checks and prepares a packet, not translated yet, that leaves with the source; returns its way, or the reason to drop
-/// it.
+/// Checks and prepares a packet, not translated yet, that leaves with the source; returns its way, or the reason to
+/// drop it.
 #[inline(always)]
 pub fn leave(ctx: &TcContext, packet: &Packet, endpoint: u32, source: &[u32; 4]) -> Decision {
     let way = way(endpoint, packet.v4, source);
@@ -84,8 +84,8 @@ fn units(ctx: &TcContext, place: &Place, packet: &Packet) -> u32 {
     u32::from(unit([a, b])) | u32::from(unit([c, d])) << 8
 }
 
-/// Evaluates a packet that another node, by its address in the underlay, sent with or to an egress address: [`LEAVES`] or
-/// [`RETURNS`]. What leaves is checked against the uplink as it will be.
+/// Evaluates a packet that another node, by its address in the underlay, sent with or to an egress address: [`LEAVES`]
+/// or [`RETURNS`]. What leaves is checked against the uplink as it will be.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "two bytes")]
 pub fn arrive(ctx: &TcContext, place: &Place, packet: &mut Packet, underlay: &[u32; 4]) -> Result<u32, Reason> {
@@ -127,8 +127,8 @@ const ELSEWHERE: u32 = 1;
 /// A result of [`find`].
 const FOREIGN: u32 = 2;
 
-/// Whether this node has the part `role` in the packet's egress address, which is its source with [`SHARE_OTHER`], and the
-/// sender of the tunnel is the node of the row: 0. [`ELSEWHERE`] or [`FOREIGN`] otherwise.
+/// Whether this node has the part `role` in the packet's egress address, which is its source with [`SHARE_OTHER`], and
+/// the sender of the tunnel is the node of the row: 0. [`ELSEWHERE`] or [`FOREIGN`] otherwise.
 #[inline(always)]
 fn find(packet: &Packet, unit: u8, role: u32, underlay: &[u32; 4]) -> u32 {
     let address = if role == SHARE_OTHER {

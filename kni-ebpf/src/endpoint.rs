@@ -131,7 +131,8 @@ fn ordered(words: *const [u32; 2]) -> [u32; 2] {
 }
 
 /// Reads two words of a row before everything that follows. arm64 may reorder plain loads; there an atomic operation
-/// that returns a value is an acquire and a release, on all kernels that can run the programs (a load-acquire needs Linux
+/// that returns a value is an acquire and a release, on all kernels that can run the programs (a load-acquire needs
+/// Linux
 /// 6.15).
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]

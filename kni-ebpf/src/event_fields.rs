@@ -2,8 +2,8 @@
 
 use kni_common::event::{FlowEvent, PolicyTrail};
 
-/// Bits of `FlowEvent::reserved` while the event is under construction: the fields that are filled. Most events are never
-/// sent, and need none of them.
+/// Bits of `FlowEvent::reserved` while the event is under construction: the fields that are filled. Most events are
+/// never sent, and need none of them.
 pub const TRANSLATION: u32 = 1;
 /// [`TRANSLATION`]: `FlowEvent::egress`.
 pub const EGRESS: u32 = 1 << 1;

@@ -119,8 +119,8 @@ fn is_reverse(packet: &Packet, found: &FlowValue) -> bool {
         && words(found.destination) == packet.source
 }
 
-/// Whether `found`, the row at the key of the opposite direction, is of the same flow across the uplink as `row`, that of
-/// `packet`.
+/// Whether `found`, the row at the key of the opposite direction, is of the same flow across the uplink as `row`, that
+/// of `packet`.
 #[inline(always)]
 fn is_pair(packet: &Packet, row: &FlowValue, found: &FlowValue) -> bool {
     nat::local_end(found).id == nat::local_end(row).id
@@ -204,8 +204,8 @@ pub fn lives(network: u32, packet: &Packet, row: &FlowValue) -> bool {
     is_live(row) || other(network, packet, row).is_some_and(|opposite| is_live(opposite))
 }
 
-/// Refreshes the row; writes at most once per jiffy, so that two CPUs rarely share the cache line. True where the packet
-/// is in a later window of 2^[`WINDOW_SHIFT`] jiffies than the one before: [`refresh_other`] is due.
+/// Refreshes the row; writes at most once per jiffy, so that two CPUs rarely share the cache line. True where the
+/// packet is in a later window of 2^[`WINDOW_SHIFT`] jiffies than the one before: [`refresh_other`] is due.
 #[inline(always)]
 pub fn refresh(row: &mut FlowValue) -> bool {
     let now = time::now();
@@ -223,9 +223,9 @@ pub fn is_later(row: &FlowValue) -> bool {
     (row.last_seen ^ time::now()) >> WINDOW_SHIFT != 0
 }
 
-/// Refreshes the row of the other direction of a translated flow: where only one side sends, nothing else would, and its
-/// tuple would be reused. Writes the row again where it was evicted. False where a flow across the uplink has lost its
-/// tuple outside to another one: then it is over, and its row is removed.
+/// Refreshes the row of the other direction of a translated flow: where only one side sends, nothing else would, and
+/// its tuple would be reused. Writes the row again where it was evicted. False where a flow across the uplink has lost
+/// its tuple outside to another one: then it is over, and its row is removed.
 #[inline(always)]
 pub fn refresh_other(network: u32, packet: &Packet, row: &FlowValue) -> bool {
     row.flags & FLOW_TRANSLATED == 0 || flow_refresh_other(network, packet, row) != 0

@@ -30,8 +30,8 @@ pub fn find(packet: &Packet) -> Option<HostPortValue> {
     Some(unsafe { row.read_volatile() })
 }
 
-/// The same for a packet of a pod, where the destination leads to a pod of its own network, with that pod's row. Ports that
-/// lead to other networks are for hosts outside only: a flow between pods has one network.
+/// The same for a packet of a pod, where the destination leads to a pod of its own network, with that pod's row. Ports
+/// that lead to other networks are for hosts outside only: a flow between pods has one network.
 #[inline(always)]
 pub fn find_within(network: u32, packet: &Packet) -> Result<Option<(HostPortValue, &'static EndpointRow)>, Verdict> {
     let Some(mapping) = find(packet) else {
@@ -49,7 +49,8 @@ pub fn find_within(network: u32, packet: &Packet) -> Result<Option<(HostPortValu
     Ok(Some((mapping, there)))
 }
 
-/// Sets the destination of `to` to the pod and its port, in network byte order. False when it has no address of the family.
+/// Sets the destination of `to` to the pod and its port, in network byte order. False when it has no address of the
+/// family.
 #[inline(always)]
 pub fn translate(packet: &Packet, there: &EndpointRow, port: [u8; 2], to: &mut Packet) -> bool {
     let [a, b, ..] = packet.ports.to_ne_bytes();

@@ -72,8 +72,8 @@ pub static FLOWS4: LruHashMap<FlowKey4, FlowValue, FLOWS_MAX> = LruHashMap::new(
 #[btf_map]
 pub static FLOWS6: LruHashMap<FlowKey6, FlowValue, FLOWS_MAX> = LruHashMap::new();
 
-/// IPv4 flows across the uplink, as packets from outside find them. Preallocated, so that a claim does not fail for lack
-/// of memory.
+/// IPv4 flows across the uplink, as packets from outside find them. Preallocated, so that a claim does not fail for
+/// lack of memory.
 #[btf_map]
 pub static NAT4: HashMap<FlowKey4, FlowValue, NAT_MAX> = HashMap::new();
 
@@ -161,8 +161,8 @@ pub static SOURCES: LpmTrie<SourceData, SourceValue, 16_384> = LpmTrie::new();
 #[btf_map]
 pub static SHARED_EGRESS: Array<u32, ENDPOINTS_MAX> = Array::new();
 
-/// Nodes that share an egress address, by address and unit of ports. A trie, whose rows are freed only after all programs
-/// that may have found them.
+/// Nodes that share an egress address, by address and unit of ports. A trie, whose rows are freed only after all
+/// programs that may have found them.
 #[btf_map]
 pub static EGRESS_SHARES: LpmTrie<EgressShareData, EgressShareValue, { MAX_SHARES as usize }> = LpmTrie::new();
 

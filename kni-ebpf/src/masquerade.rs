@@ -160,7 +160,8 @@ pub fn claim(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work)
     Err(Verdict::MasqueradePorts)
 }
 
-/// Tries one port, in the lower half of `port`; the upper half: whether to spare connections that have just been closed.
+/// Tries one port, in the lower half of `port`; the upper half: whether to spare connections that have just been
+/// closed.
 ///
 /// VERIFIER: one word, because a function has five arguments.
 #[inline(never)]

@@ -130,8 +130,8 @@ pub fn leaving(
     Ok(())
 }
 
-/// Whether the sender may send to an address of a pod of another node: egress policies for destinations outside of the pod
-/// networks do not apply.
+/// Whether the sender may send to an address of a pod of another node: egress policies for destinations outside of the
+/// pod networks do not apply.
 #[inline(always)]
 pub fn to_node(
     sender: &EndpointPolicy,

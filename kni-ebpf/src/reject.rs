@@ -70,7 +70,8 @@ struct Icmp {
 const QUOTED: usize = 8;
 
 /// Bytes of the transport header that an error quotes. The kernel cuts no packet before the end of a checksum that an
-/// interface is to finish (`__bpf_skb_min_len` in `net/core/filter.c`): those of TCP and SCTP are behind the first eight bytes.
+/// interface is to finish (`__bpf_skb_min_len` in `net/core/filter.c`): those of TCP and SCTP are behind the first
+/// eight bytes.
 #[inline(always)]
 const fn quoted(packet: &Packet) -> usize {
     match packet.protocol {
@@ -125,8 +126,8 @@ pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Pack
     u32::from(answered.is_ok())
 }
 
-/// Turns a packet from outside whose time to live has expired into the error about it, in the name of the node's address
-/// that it was sent to. Returns 1 on success.
+/// Turns a packet from outside whose time to live has expired into the error about it, in the name of the node's
+/// address that it was sent to. Returns 1 on success.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.

@@ -100,8 +100,8 @@ pub fn is_to_tunnel(protocol: u8, port: [u8; 2]) -> bool {
     protocol == UDP && overlay().is_some_and(|overlay| overlay.port == port && port != [0; 2])
 }
 
-/// Whether a frame whose headers have their usual length is a datagram to this node's end of the tunnel. The kernel gives it
-/// to the tunnel device, which hands what is inside to `from_overlay`.
+/// Whether a frame whose headers have their usual length is a datagram to this node's end of the tunnel. The kernel
+/// gives it to the tunnel device, which hands what is inside to `from_overlay`.
 #[inline(always)]
 pub fn is_arriving(ctx: &TcContext, ethertype: u16) -> bool {
     /// Version 4, five words.
@@ -214,8 +214,8 @@ extern "C" fn remote_current(overlay: u32, number: u32, generation: u32, epoch: 
     }
 }
 
-/// Checks the packet, or each segment that it stands for, against the MTU towards the node. Without a tunnel the node is
-/// the packet's next hop, and the hop limit decreases.
+/// Checks the packet, or each segment that it stands for, against the MTU towards the node. Without a tunnel the node
+/// is the packet's next hop, and the hop limit decreases.
 #[inline(always)]
 pub fn prepare(ctx: &TcContext, packet: &Packet, way: Decision) -> Result<(), Reason> {
     Reason::check(remote_prepare(ctx.skb.skb, packet, way.word()))
@@ -353,8 +353,8 @@ pub fn through_tunnel(ctx: &TcContext, number: u32, row: &NodeRow) -> i32 {
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 
-/// Gives the tunnel device the network's number and the node, and marks the packet for `to_uplink`, which lets nothing else
-/// out to the port of tunnels. The outer UDP header has a checksum where the protocol demands it, over IPv6.
+/// Gives the tunnel device the network's number and the node, and marks the packet for `to_uplink`, which lets nothing
+/// else out to the port of tunnels. The outer UDP header has a checksum where the protocol demands it, over IPv6.
 #[inline(always)]
 pub fn set_tunnel_key(ctx: &TcContext, number: u32, row: &NodeRow) -> bool {
     let Some(overlay) = overlay() else {
@@ -387,7 +387,8 @@ pub fn set_tunnel_key(ctx: &TcContext, number: u32, row: &NodeRow) -> bool {
     #[expect(clippy::cast_possible_truncation, reason = "44")]
     let size = size_of::<FullTunnelKey>() as u32;
     skb::set_mark(ctx, config::judged_mark());
-    // SAFETY: the context pointer that the kernel hands to the program, and one of the helper's structures with its size.
+    // SAFETY: the context pointer that the kernel hands to the program, and one of the helper's structures with its
+    // size.
     unsafe { bpf_skb_set_tunnel_key(ctx.skb.skb, (&raw mut key).cast(), size, u64::from(flags)) == 0 }
 }
 

@@ -53,8 +53,8 @@ pub fn way(endpoint: u32, v4: bool, source: &[u32; 4]) -> Decision {
     }
 }
 
-/// The ports that packets of the endpoint leave with, where its address is shared: the first one, and the last one in the
-/// upper half. 0 where it is not.
+/// The ports that packets of the endpoint leave with, where its address is shared: the first one, and the last one in
+/// the upper half. 0 where it is not.
 ///
 /// VERIFIER: one word: a function that is not inlined returns no structure.
 #[inline(never)]
@@ -68,8 +68,8 @@ pub fn ports(endpoint: u32, v4: bool, source: &[u32; 4]) -> Result<u32, Verdict>
     }
 }
 
-/// Whether replies to a port of the address reach the endpoint: another node that answers for the address sends it those
-/// to its own unit only.
+/// Whether replies to a port of the address reach the endpoint: another node that answers for the address sends it
+/// those to its own unit only.
 #[inline(always)]
 pub fn has_port(endpoint: u32, v4: bool, source: &[u32; 4], port: u16) -> Result<bool, Verdict> {
     if !is_shared(endpoint, v4) {

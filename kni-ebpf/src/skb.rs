@@ -128,8 +128,8 @@ pub fn exceeded_mtu(ctx: &TcContext) -> u32 {
     first
 }
 
-/// The number of the virtual network and the sender of the tunnel that the packet of a dry run came through: such a packet has
-/// no metadata of tunnels.
+/// The number of the virtual network and the sender of the tunnel that the packet of a dry run came through: such a
+/// packet has no metadata of tunnels.
 #[inline(always)]
 pub fn supposed_tunnel(ctx: &TcContext) -> (u32, [u32; 4]) {
     // SAFETY: as in `ifindex`.
@@ -155,8 +155,8 @@ pub fn holds(ctx: &TcContext, bytes: usize) -> bool {
     ctx.data() + bytes <= ctx.data_end()
 }
 
-/// Copies a word at an offset known at compile time that [`holds`] has proved to lie in the linear part. Unaligned words
-/// as in [`read`].
+/// Copies a word at an offset known at compile time that [`holds`] has proved to lie in the linear part. Unaligned
+/// words as in [`read`].
 #[inline(always)]
 pub fn peek<T: Copy>(ctx: &TcContext, offset: usize) -> T {
     // SAFETY: by the caller, and the verifier refuses a program that did not prove it.
@@ -238,8 +238,8 @@ pub fn store(ctx: &TcContext, offset: usize, plain: bool, v4: bool, ports: u32) 
     }
 }
 
-/// Adds a difference to the sum over the whole packet, where a device has computed one (`CHECKSUM_COMPLETE`): for changes
-/// that no checksum in the packet compensates.
+/// Adds a difference to the sum over the whole packet, where a device has computed one (`CHECKSUM_COMPLETE`): for
+/// changes that no checksum in the packet compensates.
 #[inline(always)]
 pub fn change_sum(ctx: &TcContext, difference: u32) {
     // SAFETY: a helper on the program's own context.

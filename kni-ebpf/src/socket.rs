@@ -84,8 +84,8 @@ pub fn own4(ctx: &SockAddrContext) -> [u32; 4] {
     mapped(get!(socket(ctx), src_ip4))
 }
 
-/// The same in an IPv6 call. Not the socket's IPv4 address: the kernel writes 127.0.0.6 there when the socket is bound to
-/// an IPv6 address.
+/// The same in an IPv6 call. Not the socket's IPv4 address: the kernel writes 127.0.0.6 there when the socket is bound
+/// to an IPv6 address.
 #[inline(always)]
 pub fn own6(ctx: &SockAddrContext) -> [u32; 4] {
     let socket = socket(ctx);

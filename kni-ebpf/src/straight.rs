@@ -36,8 +36,8 @@ pub(crate) struct Followed {
     pub(crate) second: bool,
 }
 
-/// The ends of a flow and their kinds, the sender's first. Each is read once: another flow may take over the row at any moment,
-/// so that all checks have to be of the same copies.
+/// The ends of a flow and their kinds, the sender's first. Each is read once: another flow may take over the row at any
+/// moment, so that all checks have to be of the same copies.
 #[inline(always)]
 pub(crate) fn ends(found: &FlowValue, second: bool) -> [(u8, FlowEnd); 2] {
     let copy = |kind: *const u8, end: *const FlowEnd| {
@@ -60,8 +60,8 @@ pub(crate) fn ends(found: &FlowValue, second: bool) -> [(u8, FlowEnd); 2] {
     }
 }
 
-/// Finds the flow of a packet of the network: of TCP and UDP, without options, extension headers, fragments and tags. Not of a
-/// SYN that opens a connection, which is always evaluated.
+/// Finds the flow of a packet of the network: of TCP and UDP, without options, extension headers, fragments and tags.
+/// Not of a SYN that opens a connection, which is always evaluated.
 #[inline(always)]
 pub(crate) fn find(ctx: &TcContext, network: u32) -> Option<Followed> {
     if skb::has_vlan_tag(ctx) || !skb::holds(ctx, ETH_LEN + IPV4_LEN + UDP_LEN) {

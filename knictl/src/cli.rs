@@ -125,7 +125,8 @@ pub(crate) struct ExplainArgs {
     /// Length of the IP packet, if the shortest one is not meant
     #[arg(long, value_name = "BYTES")]
     pub(crate) length: Option<u16>,
-    /// What this node does with a packet that the node with this address sends through the tunnel: the ends are addresses then
+    /// What this node does with a packet that the node with this address sends through the tunnel: the ends are
+    /// addresses then
     #[arg(long, value_name = "ADDRESS", requires = "number", conflicts_with = "network")]
     pub(crate) arrives_from: Option<IpAddr>,
     /// Number of the network of that packet

@@ -51,8 +51,8 @@ impl Cgroup {
         &self.name
     }
 
-    /// A command that enters the group and then executes the program of `command` with its arguments and environment; its
-    /// children inherit the group.
+    /// A command that enters the group and then executes the program of `command` with its arguments and environment;
+    /// its children inherit the group.
     ///
     /// A shell enters, not a closure between fork and exec, for the same reason as in [`crate::namespaces`].
     pub fn adopt(&self, command: &Command) -> Command {

@@ -180,7 +180,8 @@ pub(crate) fn audit_policy() -> String {
     .to_string()
 }
 
-/// kube-apiserver's arguments. `address` is the endpoint of the Service `kubernetes`: one of the node's that pods reach.
+/// kube-apiserver's arguments. `address` is the endpoint of the Service `kubernetes`: one of the node's that pods
+/// reach.
 pub(crate) fn api_server(address: &str) -> Vec<String> {
     vec![
         format!("--etcd-servers={ETCD}"),

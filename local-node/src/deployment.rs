@@ -45,8 +45,8 @@ impl LocalNode {
         })
     }
 
-    /// Writes `<file>.conf`, a kubeconfig with a token of a service account, bound to an object unless that is null. The
-    /// token names the node that it is bound to, as that of the agent's pod does.
+    /// Writes `<file>.conf`, a kubeconfig with a token of a service account, bound to an object unless that is null.
+    /// The token names the node that it is bound to, as that of the agent's pod does.
     fn write_account(&self, file: &str, account: &str, bound: &Value) -> Result<()> {
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",

@@ -15,8 +15,8 @@ const PATIENCE: Duration = Duration::from_mins(2);
 impl LocalNode {
     /// Starts the parts of a cluster in addition to containerd, which must run, and waits until the node is registered.
     ///
-    /// The node becomes ready once its runtime has a network. Returns the administrator's kubeconfig for use outside the
-    /// node, where the API server is reached at `server`.
+    /// The node becomes ready once its runtime has a network. Returns the administrator's kubeconfig for use outside
+    /// the node, where the API server is reached at `server`.
     pub fn start_cluster(&mut self, server: &str) -> Result<String> {
         let (texts, kubeconfig) = self.certificates(server)?;
         self.write_texts(&texts)?;

@@ -14,7 +14,8 @@ use crate::config::{CNI_BIN, CNI_CONF};
 pub const AGENT_IMAGE: &str = "kni.local/kni-agent";
 
 /// A kustomization, to be written into the folder `own`, of the kustomization in the folder `base`: with the agent's
-/// image of this tag, and the folders in which containerd of a local node looks for CNI plugins. Both paths are absolute.
+/// image of this tag, and the folders in which containerd of a local node looks for CNI plugins. Both paths are
+/// absolute.
 pub fn deployment(own: &Path, base: &Path, tag: &str) -> Result<String> {
     let host_path = |name: &str, path: &str| json!({ "name": name, "hostPath": { "path": path } });
     let volumes = [host_path("cni-bin", CNI_BIN), host_path("cni-conf", CNI_CONF)];

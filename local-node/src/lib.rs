@@ -1,9 +1,9 @@
 //! Builds, starts and removes Kubernetes nodes in their own namespaces.
 //!
 //! [`Node`] is a network and a mount namespace with an uplink to a fabric namespace. [`LocalNode`] runs containerd, and
-//! on demand a cluster of one node with an API server that pods reach and a DNS, inside such a pair. [`LocalCluster`] is a
-//! [`ControlPlane`] and several nodes on a [`Fabric`]. The programs come from [`Programs`], which builds them once;
-//! [`image`] wraps static programs into images. [`cri`] calls containerd as the kubelet does.
+//! on demand a cluster of one node with an API server that pods reach and a DNS, inside such a pair. [`LocalCluster`]
+//! is a [`ControlPlane`] and several nodes on a [`Fabric`]. The programs come from [`Programs`], which builds them
+//! once; [`image`] wraps static programs into images. [`cri`] calls containerd as the kubelet does.
 //!
 //! Outside its namespaces a node has only control groups named `kni-node-...`. Dropping the [`LocalNode`] removes them
 //! and every process of the node; if its owner is killed, a janitor process does.

@@ -370,8 +370,8 @@ impl LocalNode {
         parts.try_for_each(|(name, daemon)| daemon.check().with_context(|| name.clone()))
     }
 
-    /// Polls `done` until it returns true; fails when a part of the node ends meanwhile. After `patience` the error has the
-    /// pods and warnings of the node's cluster.
+    /// Polls `done` until it returns true; fails when a part of the node ends meanwhile. After `patience` the error has
+    /// the pods and warnings of the node's cluster.
     pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + patience;
         let mut pause = SHORTEST_PAUSE;

@@ -115,8 +115,8 @@ impl Deref for Node {
 }
 
 impl Namespaces {
-    /// A path at which `program` can be executed inside. A program that the node's own mounts hide, such as one below the
-    /// machine's `/tmp`, is copied.
+    /// A path at which `program` can be executed inside. A program that the node's own mounts hide, such as one below
+    /// the machine's `/tmp`, is copied.
     pub fn install(&self, program: &Path) -> Result<PathBuf> {
         if self.enter(|| program.exists())? {
             return Ok(program.to_owned());
@@ -165,8 +165,8 @@ fn mount_all() -> Result<()> {
     show_proc()
 }
 
-/// Mounts a second procfs without covers. The kernel lets a container in a user namespace mount a procfs only if its runtime
-/// sees one of which nothing is hidden, wherever that is.
+/// Mounts a second procfs without covers. The kernel lets a container in a user namespace mount a procfs only if its
+/// runtime sees one of which nothing is hidden, wherever that is.
 fn show_proc() -> Result<()> {
     let whole = Path::new("/run/proc");
     fs::create_dir(whole).with_context(|| format!("create {}", whole.display()))?;

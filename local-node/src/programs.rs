@@ -1,4 +1,5 @@
-//! Builds the programs of a node, Helm and upstream's tests from Go modules, once, into a folder of the caller's choice.
+//! Builds the programs of a node, Helm and upstream's tests from Go modules, once, into a folder of the caller's
+//! choice.
 
 mod assets;
 mod go;
@@ -49,8 +50,8 @@ impl Programs {
         programs.complete(folder, report)
     }
 
-    /// A command that executes the Go tests of packages of [`Self::build_kni`], for the same folder. Flags of `go test` are
-    /// before the packages.
+    /// A command that executes the Go tests of packages of [`Self::build_kni`], for the same folder. Flags of `go test`
+    /// are before the packages.
     pub fn kni_tests(folder: &Path, arguments: &[&str]) -> Result<Command> {
         go::tests(&go::KNI, arguments, folder)
     }

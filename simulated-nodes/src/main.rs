@@ -1,8 +1,8 @@
 //! Simulates the nodes of a large cluster in one process: the controllers of one agent for each, on nodes in memory.
 //!
-//! Commands arrive on standard input and answers leave on standard output, one JSON object a line. The watches, the cache,
-//! the claims of blocks, the reports and the policy engine are the agent's own code. There is no kernel, no attach and no
-//! kubelet.
+//! Commands arrive on standard input and answers leave on standard output, one JSON object a line. The watches, the
+//! cache, the claims of blocks, the reports and the policy engine are the agent's own code. There is no kernel, no
+//! attach and no kubelet.
 
 #![forbid(unsafe_code)]
 

@@ -18,8 +18,8 @@ use crate::{
 const PACKAGE: &str = "kni-ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 
-/// Flags of rustc: the linker converts the debug information to BTF. By default bpf-linker lets LLVM expand copies only,
-/// in order, and clear memory with a call to a byte-wise loop: 32 ns per packet for clearing two small structs.
+/// Flags of rustc: the linker converts the debug information to BTF. By default bpf-linker lets LLVM expand copies
+/// only, in order, and clear memory with a call to a byte-wise loop: 32 ns per packet for clearing two small structs.
 const RUSTFLAGS: &[&str] = &[
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
@@ -38,8 +38,8 @@ const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false"),
 ];
 
-/// The processor of the kernel that the programs are for: it selects the layout of registers in aya-ebpf, and the programs
-/// are otherwise the same.
+/// The processor of the kernel that the programs are for: it selects the layout of registers in aya-ebpf, and the
+/// programs are otherwise the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Architecture {
     /// x86-64.
@@ -140,8 +140,8 @@ pub(crate) fn build_for(architecture: Architecture, trace: bool) -> Result<PathB
     Ok(object)
 }
 
-/// Like [`build_for`], but compiles only what was not compiled before from the same sources by the same compiler, in any
-/// clone.
+/// Like [`build_for`], but compiles only what was not compiled before from the same sources by the same compiler, in
+/// any clone.
 pub(crate) fn provide(architecture: Architecture) -> Result<PathBuf> {
     // That of this machine is what the tests load: cargo decides about it.
     if architecture == Architecture::X86_64 {

@@ -64,7 +64,7 @@ enum Task {
     /// Write the templates of the Helm chart that come from deploy/base
     Chart(chart::Args),
     /// Run all checks of a change: format, lints, layers, tests
-    Ci,
+    Ci(ci::Args),
     /// Run a real Kubernetes cluster of several nodes with KNI as its network
     Cluster(cluster::Args),
     /// Write the definitions of our Kubernetes objects into deploy/crds
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
         Task::BuildCni => report(build_cni::command()),
         Task::Chart(args) => report(chart::command(&args)),
         Task::BuildEbpf(args) => report(build_ebpf::command(&args)),
-        Task::Ci => ci::command(),
+        Task::Ci(args) => ci::command(&args),
         Task::Cluster(args) => report(cluster::command(&args)),
         Task::Crds(args) => report(crds::command(&args)),
         Task::Cross(args) => report(cross::command(&args)),

@@ -2,8 +2,9 @@
 //! Layer: service.
 //!
 //! A block belongs to the node whose `AddressBlock` was created first: the name of the object is the range, so a second
-//! creation is refused. Agents of earlier releases also enter blocks into `PodNetwork.status.blocks`. Nothing is entered here;
-//! the caller claims nothing that is entered for other nodes, and removes its own entries by [`Claims::remove_entries`].
+//! creation is refused. Agents of earlier releases also enter blocks into `PodNetwork.status.blocks`. Nothing is
+//! entered here; the caller claims nothing that is entered for other nodes, and removes its own entries by
+//! [`Claims::remove_entries`].
 //!
 //! Whether a request had an effect is never derived from the lack of a reply. [`Claims::claim`] and
 //! [`Claims::release`] may be repeated with the same block at any time: they read what is there. Between an error and
@@ -140,8 +141,8 @@ impl Claims {
         })
     }
 
-    /// Claims units of the network's subnets, with one request for each and one for all of them. The owners of units that
-    /// are not in the result are unknown, as after an error of [`Self::claim`].
+    /// Claims units of the network's subnets, with one request for each and one for all of them. The owners of units
+    /// that are not in the result are unknown, as after an error of [`Self::claim`].
     pub async fn claim_all(
         &self,
         network: &NetworkRef,
@@ -176,8 +177,8 @@ impl Claims {
         (claims, done)
     }
 
-    /// Settles claims of an earlier process whose objects are there and valid: what [`Self::claim_all`] does after it has
-    /// created them, with one request for all objects of a network.
+    /// Settles claims of an earlier process whose objects are there and valid: what [`Self::claim_all`] does after it
+    /// has created them, with one request for all objects of a network.
     pub async fn confirm_objects(
         &self,
         network: &NetworkRef,
@@ -206,8 +207,8 @@ impl Claims {
         }
     }
 
-    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released. `newest` is the
-    /// highest version of the objects.
+    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released. `newest`
+    /// is the highest version of the objects.
     async fn confirm(
         &self,
         network: &NetworkRef,
@@ -243,8 +244,9 @@ impl Claims {
         self.entries().remove(network, ranges).await
     }
 
-    /// The blocks of other nodes in earlier networks of the same name, as of `version` or later. The API server answers from its
-    /// cache once that has the version, which it gets with the object of that version; how new its storage is does not matter.
+    /// The blocks of other nodes in earlier networks of the same name, as of `version` or later. The API server answers
+    /// from its cache once that has the version, which it gets with the object of that version; how new its storage is
+    /// does not matter.
     async fn earlier_blocks(&self, network: &NetworkRef, version: u64) -> Result<Vec<AddressBlock>, ClaimError> {
         let others = format!("spec.network={},spec.networkUID!={}", network.name, network.uid);
         let mut params = ListParams::default().fields(&others);

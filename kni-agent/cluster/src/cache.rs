@@ -77,8 +77,8 @@ impl ClusterCache {
         self.changes.subscribe()
     }
 
-    /// Records an object that the agent has written. If its resource version is lower than one that the watch of its kind
-    /// has reported, the API server's storage was restored from a backup, and every watch lists again.
+    /// Records an object that the agent has written. If its resource version is lower than one that the watch of its
+    /// kind has reported, the API server's storage was restored from a backup, and every watch lists again.
     pub fn change_written(&self, change: impl FnOnce(&mut Tables) -> Written) {
         let mut written = Written::Newest;
         self.change(|tables| written = change(tables));
@@ -87,15 +87,16 @@ impl ClusterCache {
         }
     }
 
-    /// Has every watch list again, because the API server's storage was restored from a backup: a watch that resumes at a
-    /// version of the former storage reports nothing until the restored one has passed it, and never what was lost.
+    /// Has every watch list again, because the API server's storage was restored from a backup: a watch that resumes at
+    /// a version of the former storage reports nothing until the restored one has passed it, and never what was lost.
     pub fn note_restore(&self) {
         tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
         self.tables().set_restored();
         self.restores.send_replace(());
     }
 
-    /// Has every watch begin again: connections to the API server may not be alive any more although nothing has ended them.
+    /// Has every watch begin again: connections to the API server may not be alive any more although nothing has ended
+    /// them.
     pub fn begin_watches_again(&self) {
         self.restores.send_replace(());
     }
@@ -106,8 +107,8 @@ impl ClusterCache {
         self.restores.subscribe()
     }
 
-    /// The networks as the node sees them. They are derived anew only after a change of what they depend on: most changes
-    /// of the cache concern no network.
+    /// The networks as the node sees them. They are derived anew only after a change of what they depend on: most
+    /// changes of the cache concern no network.
     pub fn networks(&self, tables: &Tables) -> Arc<Networks> {
         let versions = [
             tables.networks.version(),
@@ -137,8 +138,8 @@ impl ClusterCache {
         networks
     }
 
-    /// Sets the networks whose members and blocks the node has to know: those that it has pods in. Of those in `counting`
-    /// it has to know the blocks only.
+    /// Sets the networks whose members and blocks the node has to know: those that it has pods in. Of those in
+    /// `counting` it has to know the blocks only.
     pub fn join(&self, networks: BTreeSet<NetworkName>, counting: impl IntoIterator<Item = NetworkName>) {
         self.others.join(networks, counting);
     }
@@ -148,8 +149,8 @@ impl ClusterCache {
         &self.others
     }
 
-    /// Waits until the node knows what other nodes have in these networks. Whether it does: not if that takes longer than
-    /// `limit`, or while the API server does not answer.
+    /// Waits until the node knows what other nodes have in these networks. Whether it does: not if that takes longer
+    /// than `limit`, or while the API server does not answer.
     pub async fn wait_for_others(&self, following: &Following<'_>, limit: Duration) -> bool {
         let mut changes = self.others.changes();
         let is_applied = || {

@@ -89,8 +89,8 @@ pub fn node_egress_rights(
     on_node.collect()
 }
 
-/// The addresses that the node answers for, for pods of any node: it is assigned and confirmed, and the claim's user has the
-/// right to the address.
+/// The addresses that the node answers for, for pods of any node: it is assigned and confirmed, and the claim's user
+/// has the right to the address.
 pub fn answered_addresses(
     tables: &Tables,
     rights: &BTreeMap<(EgressUser, IpAddr), EgressRight>,
@@ -209,8 +209,8 @@ pub fn user_of(claim: &EgressAddressClaim) -> Option<EgressUser> {
     policy.or_else(|| network().map(EgressUser::Network))
 }
 
-/// What an address is where it belongs to a part of the cluster. Agents do not follow other nodes; kni-controller, which
-/// does, creates no claim for their addresses.
+/// What an address is where it belongs to a part of the cluster. Agents do not follow other nodes; kni-controller,
+/// which does, creates no claim for their addresses.
 pub fn reserved(tables: &Tables, networks: &Networks, address: IpAddr) -> Option<String> {
     let is_it = |other: &String| other.parse::<IpAddr>().is_ok_and(|other| other == address);
     let nodes = tables.nodes.rows().iter().chain(tables.own_node.rows());

@@ -72,8 +72,8 @@ impl Networks {
         networks
     }
 
-    /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this process,
-    /// then of an earlier one.
+    /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this
+    /// process, then of an earlier one.
     fn add_undecoded(&mut self, tables: &Tables) {
         for (key, reason) in tables.networks.refused() {
             if !tables.networks.rows().contains_key(key) {
@@ -148,9 +148,9 @@ impl Networks {
     }
 }
 
-/// The interfaces of pods take no larger packets than fit into the tunnel of this node. Before the agent has reported how the
-/// node is reached, they leave room for the longest outer headers; so they do before kni-controller has decided whether there
-/// is to be a tunnel.
+/// The interfaces of pods take no larger packets than fit into the tunnel of this node. Before the agent has reported
+/// how the node is reached, they leave room for the longest outer headers; so they do before kni-controller has decided
+/// whether there is to be a tunnel.
 fn fitting(tables: &Tables, object: &PodNetwork, spec: NetworkSpec) -> NetworkSpec {
     if spec.fabric != Fabric::Overlay && !may_become_overlay(object, &spec) {
         return spec;
@@ -190,8 +190,8 @@ pub fn entries_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
     blocks
 }
 
-/// The blocks of a network that nodes are known to have, each once: by their objects, and by entries of agents of earlier
-/// releases.
+/// The blocks of a network that nodes are known to have, each once: by their objects, and by entries of agents of
+/// earlier releases.
 pub fn taken_blocks(tables: &Tables, network: &NetworkName) -> Vec<IpNet> {
     let of_others = tables.other_blocks.of_network(network.as_str());
     let objects = of_others.chain(tables.blocks.of_network(network.as_str()));

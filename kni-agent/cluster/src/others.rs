@@ -1,4 +1,5 @@
-//! Tracks in which networks the node has to know the pods of other nodes, in which it does, and the attaches that wait for it.
+//! Tracks in which networks the node has to know the pods of other nodes, in which it does, and the attaches that wait
+//! for it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,8 +13,8 @@ use super::tables::Tables;
 
 /// What the node knows of other nodes in its networks.
 ///
-/// A network is followed while the node has pods in it, and from the moment on in which the attach of its first pod begins. It
-/// is known when the blocks and members of other nodes were read, and what follows from them was applied.
+/// A network is followed while the node has pods in it, and from the moment on in which the attach of its first pod
+/// begins. It is known when the blocks and members of other nodes were read, and what follows from them was applied.
 #[derive(Debug)]
 pub struct Others {
     state: Mutex<State>,
@@ -64,8 +65,8 @@ impl Others {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the networks whose members and blocks the node has to know: those that it has pods in. Of those in `counting`
-    /// it has to know the blocks only.
+    /// Sets the networks whose members and blocks the node has to know: those that it has pods in. Of those in
+    /// `counting` it has to know the blocks only.
     pub(crate) fn join(&self, networks: BTreeSet<NetworkName>, counting: impl IntoIterator<Item = NetworkName>) {
         let mut state = self.state();
         state.joined = Some(networks);
@@ -147,7 +148,8 @@ impl Others {
         }
     }
 
-    /// Notifies of everything that [`Self::is_applied`] depends on, but for `tables`: these change before it is applied.
+    /// Notifies of everything that [`Self::is_applied`] depends on, but for `tables`: these change before it is
+    /// applied.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
@@ -157,7 +159,8 @@ impl Others {
         self.state().is_away
     }
 
-    /// Whether what other nodes have in a network is known and applied, or will not be: the API server may not serve it.
+    /// Whether what other nodes have in a network is known and applied, or will not be: the API server may not serve
+    /// it.
     pub fn is_applied(&self, tables: &Tables, network: &NetworkName) -> bool {
         let state = self.state();
         let blocks = tables.other_blocks.covers(network) && state.applied.blocks.contains(network);

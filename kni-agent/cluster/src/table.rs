@@ -57,9 +57,9 @@ pub enum Written {
 /// # Guarantees
 /// - While a list is being read, earlier objects stay; objects that the list does not contain are removed when it is
 ///   complete. So an API server that is unavailable, or restarts, removes nothing.
-/// - An event or a list that is older than the agent's own write of the object does not undo the write. Resource versions
-///   of one kind are compared as numbers, and only until a list that was requested after the write: after a restore of
-///   etcd they may be lower.
+/// - An event or a list that is older than the agent's own write of the object does not undo the write. Resource
+///   versions of one kind are compared as numbers, and only until a list that was requested after the write: after a
+///   restore of etcd they may be lower.
 /// - An object that cannot be decoded keeps its last understood version, and is listed in [`Self::refused`].
 /// - A kind that the API server no longer serves keeps its objects for [`ABSENCE_GRACE`].
 #[derive(Debug)]
@@ -240,8 +240,8 @@ impl<V: PartialEq> Table<V> {
         self.version
     }
 
-    /// The objects that changed after `version`, oldest change first, possibly more than once; `None` if that is not known
-    /// any more, and everything may have changed.
+    /// The objects that changed after `version`, oldest change first, possibly more than once; `None` if that is not
+    /// known any more, and everything may have changed.
     pub fn changed_since(&self, version: u64) -> Option<impl Iterator<Item = &Key>> {
         let oldest = self
             .changes
@@ -260,7 +260,8 @@ impl<V: PartialEq> Table<V> {
         self.changes.push_back((self.version, key));
     }
 
-    /// Objects that the agent cannot decode, and why. An object that is also a row has its last understood version there.
+    /// Objects that the agent cannot decode, and why. An object that is also a row has its last understood version
+    /// there.
     pub fn refused(&self) -> &BTreeMap<Key, String> {
         &self.refused
     }
@@ -275,8 +276,8 @@ impl<V: PartialEq> Table<V> {
         self.problem = problem;
     }
 
-    /// The highest resource version among the reported events, deletions included; 0 if there were none since the start, or
-    /// since the API server's storage was restored. Every change up to this version is in the rows.
+    /// The highest resource version among the reported events, deletions included; 0 if there were none since the
+    /// start, or since the API server's storage was restored. Every change up to this version is in the rows.
     pub fn newest(&self) -> u64 {
         self.newest
     }
@@ -426,8 +427,8 @@ impl<V: PartialEq> Table<V> {
         self.writes
     }
 
-    /// Begins a list that was requested after the first `writes` writes of the agent. It may be older than any later one,
-    /// whose object stays as it was written until the watch has reported it.
+    /// Begins a list that was requested after the first `writes` writes of the agent. It may be older than any later
+    /// one, whose object stays as it was written until the watch has reported it.
     pub fn begin_after(&mut self, writes: u64) {
         self.written.retain(|_, own| own.position > writes);
         let written = self.written.keys().filter(|key| self.rows.contains_key(*key));
@@ -437,8 +438,8 @@ impl<V: PartialEq> Table<V> {
         });
     }
 
-    /// Notes that the API server's storage was restored to an earlier state: what it has reported so far shows nothing about
-    /// the versions of the next list.
+    /// Notes that the API server's storage was restored to an earlier state: what it has reported so far shows nothing
+    /// about the versions of the next list.
     pub(crate) const fn set_restored(&mut self) {
         self.newest = 0;
     }
@@ -465,8 +466,8 @@ impl<V: PartialEq> Table<V> {
         self.problem = None;
     }
 
-    /// Notes that the API server answered at `now` that it does not serve the kind. An empty table is complete then; the
-    /// objects of any other stay for [`ABSENCE_GRACE`]. Returns how many stay.
+    /// Notes that the API server answered at `now` that it does not serve the kind. An empty table is complete then;
+    /// the objects of any other stay for [`ABSENCE_GRACE`]. Returns how many stay.
     pub fn absent(&mut self, now: Instant) -> usize {
         let since = *self.absent.get_or_insert(now);
         if self.rows.is_empty() || now.saturating_duration_since(since) >= ABSENCE_GRACE {

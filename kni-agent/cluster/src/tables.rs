@@ -104,9 +104,9 @@ pub struct Tables {
     pub own_members: Table<Arc<NetworkMembers>>,
     /// Where other nodes are: of all nodes. Attach does not wait for them: the kind may be missing.
     pub node_endpoints: Table<Arc<NodeEndpoint>>,
-    /// Address blocks of all nodes in the networks that have a pod of the agent's node, and in those with an extended resource;
-    /// only agents follow them. Attach does not wait for them. The networks are selected by label, which a node writes itself: the network of a block is
-    /// that of its spec.
+    /// Address blocks of all nodes in the networks that have a pod of the agent's node, and in those with an extended
+    /// resource; only agents follow them. Attach does not wait for them. The networks are selected by label, which a
+    /// node writes itself: the network of a block is that of its spec.
     pub other_blocks: NetworkTable<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.
     pub numbers: Table<Arc<NetworkNumber>>,
@@ -177,15 +177,15 @@ impl<V: PartialEq> Kept for Table<V> {
 const MOST_LISTED: usize = 8;
 
 impl Tables {
-    /// The highest resource version that the watches of our kinds have reported; 0 if there was no event. The API server
-    /// keeps all kinds that are definitions in one etcd, whose revision is the version of each of them.
+    /// The highest resource version that the watches of our kinds have reported; 0 if there was no event. The API
+    /// server keeps all kinds that are definitions in one etcd, whose revision is the version of each of them.
     pub fn newest(&mut self) -> u64 {
         let newest = self.ours().into_iter().map(|table| table.newest());
         newest.max().unwrap_or_default()
     }
 
-    /// Notes that the API server's storage was restored: [`Self::newest`] is that of lists from now on, so that a restore
-    /// is noticed once.
+    /// Notes that the API server's storage was restored: [`Self::newest`] is that of lists from now on, so that a
+    /// restore is noticed once.
     pub(crate) fn set_restored(&mut self) {
         for table in self.ours() {
             table.set_restored();

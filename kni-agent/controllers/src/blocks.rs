@@ -117,8 +117,8 @@ impl ObjectControllers {
     }
 
     /// Claims the blocks that the node has according to its earlier processes and releases, before the networks are
-    /// applied for the first time. Ends without all of them if the API server replies, but accepts no claim: policies and
-    /// networks must not wait for that, only leases do. [`Self::reconcile_blocks`] continues.
+    /// applied for the first time. Ends without all of them if the API server replies, but accepts no claim: policies
+    /// and networks must not wait for that, only leases do. [`Self::reconcile_blocks`] continues.
     pub async fn load_blocks(&self) {
         let mut memory = Memory::default();
         for _attempt in 0..LOADS {
@@ -286,8 +286,8 @@ impl ObjectControllers {
         }
     }
 
-    /// Releases the blocks that are not leased from and have neither a lease nor a resting address left: another node may
-    /// claim them from then on.
+    /// Releases the blocks that are not leased from and have neither a lease nor a resting address left: another node
+    /// may claim them from then on.
     async fn release(&self, claims: &Claims, memory: &mut Memory) -> Result<(), ClaimError> {
         if memory.leaving.is_empty() || memory.released.is_some_and(|last| last.elapsed() < ROUND) {
             return Ok(());

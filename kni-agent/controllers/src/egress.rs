@@ -67,8 +67,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until an object has changed that rights depend on: most changes, such as those of pods, do not concern them.
-    /// Returns `false` when the cache is gone.
+    /// Waits until an object has changed that rights depend on: most changes, such as those of pods, do not concern
+    /// them. Returns `false` when the cache is gone.
     async fn other_rights(&self, changes: &mut watch::Receiver<()>, seen: Option<[u64; 9]>) -> bool {
         while changes.changed().await.is_ok() {
             if Some(rights_versions(&self.cache.tables())) != seen {

@@ -1,6 +1,7 @@
 //! Reports in the node's `NodeEndpoint` where other nodes reach it: addresses, port and MTU of its tunnel.
 //!
-//! kni-controller confirms the addresses. Nothing waits for the report: without it other nodes send nothing to this one.
+//! kni-controller confirms the addresses. Nothing waits for the report: without it other nodes send nothing to this
+//! one.
 
 use std::{
     net::IpAddr,

@@ -1,7 +1,7 @@
 //! Has what this node knows of others applied as the cluster's objects change.
 //!
-//! A node is known by the addresses of its `NodeEndpoint` that kni-controller has confirmed, and has the addresses of its
-//! `AddressBlock`s. Both are written by that node alone, with its token.
+//! A node is known by the addresses of its `NodeEndpoint` that kni-controller has confirmed, and has the addresses of
+//! its `AddressBlock`s. Both are written by that node alone, with its token.
 
 mod derived;
 mod underlay;
@@ -16,8 +16,8 @@ use super::{ObjectControllers, retry::Retry};
 
 /// Changes that arrive within this time are applied together.
 const GATHER: Duration = Duration::from_millis(10);
-/// The same in large clusters, as a multiple of the time in which a change is derived: changes that follow each other take
-/// at most a twentieth of a CPU.
+/// The same in large clusters, as a multiple of the time in which a change is derived: changes that follow each other
+/// take at most a twentieth of a CPU.
 const SHARE: u32 = 20;
 /// The same, as a multiple of the time in which a change is applied, of which a part is waiting.
 const SHARE_OF_APPLYING: u32 = 4;

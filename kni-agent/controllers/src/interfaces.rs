@@ -139,8 +139,8 @@ impl ObjectControllers {
         let rows = tables.interfaces.rows();
         let ours = rows.iter().filter(|(_, row)| row.spec.node_name == self.node);
         let gone = ours.filter(|(key, _)| !desired.contains_key(*key));
-        // Other nodes must know an interface at any time: an object under the name of an earlier release stays until the
-        // one under its present name is there.
+        // Other nodes must know an interface at any time: an object under the name of an earlier release stays until
+        // the one under its present name is there.
         let interface = |spec: &PodInterfaceSpec| (spec.pod_uid.clone(), spec.interface_name.clone());
         let there: BTreeSet<_> = desired.values().map(|object| interface(&object.spec)).collect();
         let (renamed, gone): (Vec<_>, Vec<_>) = gone.partition(|(_, row)| there.contains(&interface(&row.spec)));
@@ -325,8 +325,8 @@ fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterfa
     (!same).then_some(desired)
 }
 
-/// The condition of an interface that nothing leaves the node from, because it may not use an address that it would have
-/// to leave with. Other interfaces do not have it.
+/// The condition of an interface that nothing leaves the node from, because it may not use an address that it would
+/// have to leave with. Other interfaces do not have it.
 fn egress_condition(refused: &[RefusedAddress]) -> Option<Condition> {
     let first = refused.first()?;
     let all: Vec<String> = refused.iter().map(ToString::to_string).collect();

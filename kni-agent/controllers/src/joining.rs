@@ -8,7 +8,8 @@ use kube::ResourceExt as _;
 
 use super::ObjectControllers;
 
-/// Changes that arrive within this time are processed together. Short, as the first pod of a network may be attached soon.
+/// Changes that arrive within this time are processed together. Short, as the first pod of a network may be attached
+/// soon.
 const GATHER: Duration = Duration::from_millis(10);
 
 impl ObjectControllers {
@@ -48,8 +49,8 @@ impl ObjectControllers {
         }
     }
 
-    /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default network; and
-    /// the blocks of networks with an extended resource, as the node offers what is free of them.
+    /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default
+    /// network; and the blocks of networks with an extended resource, as the node offers what is free of them.
     pub fn join_networks(&self) {
         let sandboxes = (self.state.sandboxes)();
         let attached = sandboxes.iter().flat_map(|sandbox| &sandbox.attachments);

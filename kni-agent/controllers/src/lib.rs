@@ -314,8 +314,8 @@ impl std::ops::Deref for Shared {
     }
 }
 
-/// The controllers that write the objects of one node, and derive from those of other nodes what it has to know. They know
-/// the node by its [`NodeState`] only. Clones share them.
+/// The controllers that write the objects of one node, and derive from those of other nodes what it has to know. They
+/// know the node by its [`NodeState`] only. Clones share them.
 #[derive(Clone)]
 pub struct ObjectControllers {
     inner: Arc<Inner>,

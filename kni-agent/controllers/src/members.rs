@@ -1,6 +1,7 @@
 //! Reports the pods of the node in `NetworkMembers` objects: one set of objects per network, of limited size.
 //!
-//! kni-controller compares the reports with the pods and the blocks, and confirms them with labels; see [`super::peers`].
+//! kni-controller compares the reports with the pods and the blocks, and confirms them with labels; see
+//! [`super::peers`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -132,8 +133,8 @@ impl ObjectControllers {
         }
     }
 
-    /// Notes the resting addresses that no object lists any more, as the API server has confirmed: other nodes stop to take
-    /// them for their last pods.
+    /// Notes the resting addresses that no object lists any more, as the API server has confirmed: other nodes stop to
+    /// take them for their last pods.
     fn note_withdrawals(&self, unsure: &Unsure) {
         let listed: BTreeSet<(String, String)> = {
             let tables = self.cache.tables();

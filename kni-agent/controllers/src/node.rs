@@ -34,8 +34,8 @@ const GATHER: Duration = Duration::from_millis(100);
 const FIGURES: Duration = Duration::from_secs(10);
 /// The same where the versions of policies change too, as long as no egress policy is new: only these wait for them.
 const VERSIONS: Duration = Duration::from_secs(5);
-/// The same in a cluster of many nodes, for each of them. The nodes learn of a policy at the same time; each waits for its
-/// part of the whole time, so that together they write at most a hundred versions a second.
+/// The same in a cluster of many nodes, for each of them. The nodes learn of a policy at the same time; each waits for
+/// its part of the whole time, so that together they write at most a hundred versions a second.
 const VERSIONS_PER_NODE: Duration = Duration::from_millis(10);
 /// Into how many parts the time is divided in which the nodes of a cluster write; a prime number.
 const PARTS: u16 = 9973;
@@ -202,8 +202,8 @@ impl ObjectControllers {
             let object = NodeNetwork::new(&self.node, NodeNetworkSpec {});
             api.patch(&self.node, &apply, &Patch::Apply(&object)).await?;
         }
-        // The whole status, but not by server-side apply: that refuses fields that definitions of an earlier release do not
-        // have, while this leaves them out.
+        // The whole status, but not by server-side apply: that refuses fields that definitions of an earlier release do
+        // not have, while this leaves them out.
         let patch = json!([{ "op": "add", "path": "/status", "value": status }]);
         let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
         let params = PatchParams {

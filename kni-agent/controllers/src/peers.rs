@@ -1,8 +1,8 @@
 //! Derives the pods of other nodes from the confirmed members of networks. Pure.
 //!
 //! A node's account may write what it likes into the spec of its `NetworkMembers`; it cannot write a status. The status
-//! has the members that kni-controller found in the pods and in the blocks of that node, with the labels of the pods. So
-//! no node gives an address of another node the identity of a pod, nor the identity of another node's pod to its own
+//! has the members that kni-controller found in the pods and in the blocks of that node, with the labels of the pods.
+//! So no node gives an address of another node the identity of a pod, nor the identity of another node's pod to its own
 //! address. A node may only withdraw its members: what it does not report any more has no identity, also while
 //! kni-controller is away, as the address may soon be that of another pod.
 
@@ -43,8 +43,8 @@ pub(super) struct Peers {
 type Identity = (Option<String>, Option<NetworkId>);
 
 impl Peers {
-    /// The changes since the last call. Compares only the objects that changed, and those of networks that have another UID
-    /// or number.
+    /// The changes since the last call. Compares only the objects that changed, and those of networks that have another
+    /// UID or number.
     pub(super) fn update(&mut self, tables: &Tables, node: &str, numbers: &Numbers) -> PeerChanges {
         let objects = self.concerned(tables, numbers);
         let mut changes = PeerChanges::default();

@@ -1,4 +1,5 @@
-//! Follows the rights of running pods: reports those that are lost, and detaches the interfaces whose network demands it.
+//! Follows the rights of running pods: reports those that are lost, and detaches the interfaces whose network demands
+//! it.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,7 +1,8 @@
 //! Defines what the controllers of a node's objects read of the node, and ask it to do.
 //!
-//! Plain functions, as the node is not always this machine: the agent answers from its services ([`super::Reflectors::controllers`]),
-//! a simulation of many nodes from memory. The controllers are the same code in both.
+//! Plain functions, as the node is not always this machine: the agent answers from its services
+//! ([`super::Reflectors::controllers`]), a simulation of many nodes from memory. The controllers are the same code in
+//! both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -92,7 +93,8 @@ pub struct NodeState {
     pub leases: Read<BTreeMap<NetworkName, Vec<IpAddr>>>,
     /// Every address that rests after its last pod, by network. Does not block.
     pub resting: Read<BTreeMap<NetworkName, Vec<IpAddr>>>,
-    /// Notes which of the resting addresses no other node takes for their last owners any more; the others may be taken so.
+    /// Notes which of the resting addresses no other node takes for their last owners any more; the others may be taken
+    /// so.
     pub note_withdrawals: Note<BTreeSet<(NetworkName, IpAddr)>>,
     /// The pods and networks of the interfaces that pods have or are getting. Does not block.
     pub memberships: Read<Vec<(PodRef, NetworkName)>>,

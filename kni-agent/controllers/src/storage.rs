@@ -1,8 +1,8 @@
 //! Notices that the API server's storage was restored from a backup when no watch shows it.
 //!
-//! A watch resumes at the newest version that it has seen. The API server accepts versions that its storage has not reached:
-//! such a watch reports nothing until then, and never what the restore has undone. An API server is restarted when its
-//! storage is restored, so objects of the node are compared whenever a watch was interrupted.
+//! A watch resumes at the newest version that it has seen. The API server accepts versions that its storage has not
+//! reached: such a watch reports nothing until then, and never what the restore has undone. An API server is restarted
+//! when its storage is restored, so objects of the node are compared whenever a watch was interrupted.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,8 +24,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause, as that of the watches.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// How many of the node's objects are compared beside its `NodeNetwork`: those that were written last, which a restore undoes
-/// first.
+/// How many of the node's objects are compared beside its `NodeNetwork`: those that were written last, which a restore
+/// undoes first.
 const WITNESSES: usize = 4;
 
 /// An object of the node.
@@ -50,8 +50,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Whether a later state has less than this one. The version of an object never decreases. A deletion between the two
-    /// causes a superfluous list.
+    /// Whether a later state has less than this one. The version of an object never decreases. A deletion between the
+    /// two causes a superfluous list.
     fn is_undone_by(&self, later: &Self) -> bool {
         let is_older = |(own, (uid, version)): (&Own, &Version)| match later.own.get(own) {
             Some((later_uid, later)) => uid == later_uid && later < version,
@@ -98,8 +98,8 @@ impl ObjectControllers {
         most.mul_f64(fastrand::f64())
     }
 
-    /// What the watches have shown: the newest version, and the objects that are compared. After a restore that was noticed,
-    /// cached objects are those of the former storage until they are listed again, and are left out.
+    /// What the watches have shown: the newest version, and the objects that are compared. After a restore that was
+    /// noticed, cached objects are those of the former storage until they are listed again, and are left out.
     fn cached_storage(&self) -> Storage {
         let mut tables = self.cache.tables();
         let newest = tables.newest();
@@ -120,8 +120,8 @@ impl ObjectControllers {
         Storage { newest, own }
     }
 
-    /// Whether an object that was cached when a watch was interrupted must still be there. An interface goes with its pod; an
-    /// interface that a list no longer has, while its pod is there, may be what the restore has undone.
+    /// Whether an object that was cached when a watch was interrupted must still be there. An interface goes with its
+    /// pod; an interface that a list no longer has, while its pod is there, may be what the restore has undone.
     fn is_still_expected(&self, own: &Own) -> bool {
         let Own::Interface(key, pod_uid) = own else {
             return true;

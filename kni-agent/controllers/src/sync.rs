@@ -30,7 +30,8 @@ use super::{
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// How long policies that could not be applied wait for the next attempt. The enforcement service has pauses of its own.
+/// How long policies that could not be applied wait for the next attempt. The enforcement service has pauses of its
+/// own.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// How long an agent that starts waits for the members of networks.
@@ -170,8 +171,8 @@ impl ObjectControllers {
         }
     }
 
-    /// The pods of other nodes, for the policy engine before the first policies. Waits for the members of the networks that
-    /// the node has pods in, but not for long: without them the own pods must be enforced, too.
+    /// The pods of other nodes, for the policy engine before the first policies. Waits for the members of the networks
+    /// that the node has pods in, but not for long: without them the own pods must be enforced, too.
     pub async fn first_peers(&self) -> PeerChanges {
         let mut changes = self.cache.changes();
         let read = async { while !self.cache.tables().members.is_synced() && changes.changed().await.is_ok() {} };
@@ -292,8 +293,8 @@ impl Cluster {
         }
     }
 
-    /// Updates labels and named ports of the attached pods before the first policies, which also gives pods theirs whose
-    /// records were rebuilt.
+    /// Updates labels and named ports of the attached pods before the first policies, which also gives pods theirs
+    /// whose records were rebuilt.
     pub async fn relabel(&self) {
         relabel(&self.cache, &self.attacher).await;
     }
@@ -324,7 +325,8 @@ pub(super) async fn apply_services(cache: &ClusterCache, sync: &Arc<Enforcer>, s
     }
 }
 
-/// Updates labels and named ports of the attached pods from the API server. Returns whether all of them could be updated.
+/// Updates labels and named ports of the attached pods from the API server. Returns whether all of them could be
+/// updated.
 pub(super) async fn relabel(cache: &ClusterCache, attacher: &Pods) -> bool {
     let sandboxes = attacher.sandboxes();
     let changed: Vec<(SandboxId, _)> = {

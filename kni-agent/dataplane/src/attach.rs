@@ -83,9 +83,9 @@ impl Dataplane {
         adopted
     }
 
-    /// Attaches `xdp_pod` to a host interface, in the driver and before the other programs; a link of an earlier agent is
-    /// taken over in place. The pod end must be prepared before: the packets it sends must have finished checksums, and it
-    /// must accept frames that are no `sk_buff`s. About 20 us for a new link. Idempotent.
+    /// Attaches `xdp_pod` to a host interface, in the driver and before the other programs; a link of an earlier agent
+    /// is taken over in place. The pod end must be prepared before: the packets it sends must have finished checksums,
+    /// and it must accept frames that are no `sk_buff`s. About 20 us for a new link. Idempotent.
     pub fn attach_xdp(&self, ifname: &str, ifindex: u32, endpoint: EndpointId) -> Result<(), DataplaneError> {
         xdp::set_pod(&mut lock(&self.programs), &self.pins, ifname, ifindex, endpoint)?;
         self.held.hold(&self.pins.xdp_link(endpoint));

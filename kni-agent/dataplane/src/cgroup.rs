@@ -54,8 +54,8 @@ fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// The kernel's number of the calling thread's network namespace (`SO_NETNS_COOKIE`), not 0 and not used again until the
-/// next boot.
+/// The kernel's number of the calling thread's network namespace (`SO_NETNS_COOKIE`), not 0 and not used again until
+/// the next boot.
 pub(super) fn namespace_cookie() -> Result<u64, DataplaneError> {
     let failed = |error: io::Error| DataplaneError::Kernel(format!("cookie of the network namespace: {error}"));
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed)?;

@@ -13,8 +13,8 @@ use super::{DataplaneError, object, program};
 /// Length of an Ethernet header: a test run refuses shorter frames.
 const FRAME: usize = 14;
 
-/// Reads jiffies, which the kernel shows to programs alone. A program of its own does: a run of one that processes packets
-/// would need its copy for dry runs, whose verification takes half a second of CPU time.
+/// Reads jiffies, which the kernel shows to programs alone. A program of its own does: a run of one that processes
+/// packets would need its copy for dry runs, whose verification takes half a second of CPU time.
 pub(super) struct Clock(SchedClassifier);
 
 impl Clock {
@@ -49,8 +49,8 @@ impl Clock {
 /// The length of a tick.
 ///
 /// The resolution of `CLOCK_MONOTONIC_COARSE` is exactly the tick: that clock advances with it. Unlike the kernel's
-/// configuration file it is always available, and unlike two readings of jiffies it costs nothing and is exact on a busy
-/// node.
+/// configuration file it is always available, and unlike two readings of jiffies it costs nothing and is exact on a
+/// busy node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticks {
     length: Duration,

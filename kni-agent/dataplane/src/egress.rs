@@ -141,8 +141,8 @@ impl Dataplane {
     /// Sets which egress addresses the uplink has, or is about to get. When it returns, this node forwards for these
     /// addresses, and nothing with others.
     ///
-    /// Called before an address is added and after one was removed: in between, the node's stack would answer packets of
-    /// connections that it does not have with resets. After a failure the next call writes the rows again.
+    /// Called before an address is added and after one was removed: in between, the node's stack would answer packets
+    /// of connections that it does not have with resets. After a failure the next call writes the rows again.
     pub fn set_held_addresses(&self, held: &BTreeSet<IpAddr>) -> Result<(), DataplaneError> {
         let mut maps = lock(&self.fabric);
         if maps.shares.held_is_written && maps.shares.held.as_ref() == Some(held) {

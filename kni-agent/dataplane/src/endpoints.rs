@@ -35,8 +35,8 @@ pub(super) struct EndpointMaps {
     pub(super) addresses: Table<AddressKey, AddressValue>,
     /// Networks whose addresses other nodes send to without a tunnel: such packets find their pod by a second row.
     pub(super) exposed: BTreeSet<u32>,
-    /// Whether the last call of [`Self::set_exposed`] was complete. There was none yet: an earlier agent may have ended within
-    /// one.
+    /// Whether the last call of [`Self::set_exposed`] was complete. There was none yet: an earlier agent may have ended
+    /// within one.
     pub(super) exposed_is_written: bool,
     pub(super) routes: RouteTable,
     pub(super) counters: PerCpuTable<u32, Counter>,
@@ -147,8 +147,8 @@ impl EndpointMaps {
             .put(&config.endpoint.0, &self.desired(config, age, routed, true))
     }
 
-    /// Keeps the generation where the row is already right, so that flows and traffic continue. An agent that was killed
-    /// during a handover has left its flag, which the adoption of the interface clears.
+    /// Keeps the generation where the row is already right, so that flows and traffic continue. An agent that was
+    /// killed during a handover has left its flag, which the adoption of the interface clears.
     pub(super) fn republish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
         let mut found = self.row(config.endpoint)?;
@@ -213,8 +213,8 @@ impl EndpointMaps {
         self.endpoints.put_all(&rounds.generations)
     }
 
-    /// Makes the programs evaluate again the flows between endpoints of these networks and peers that are no endpoint of
-    /// this node. Must come after the change of the peers' identities.
+    /// Makes the programs evaluate again the flows between endpoints of these networks and peers that are no endpoint
+    /// of this node. Must come after the change of the peers' identities.
     pub(super) fn renew_epochs(&mut self, networks: &BTreeSet<u32>) -> Result<(), DataplaneError> {
         let rows = self.rows()?.into_iter();
         let concerned = rows.filter(|(_, row)| row.network != 0 && networks.contains(&row.network));
@@ -227,8 +227,8 @@ impl EndpointMaps {
         self.endpoints.put_all(&renewed)
     }
 
-    /// As [`Self::renew_epochs`], for the networks of which a destination has got another node, or none, since the last call
-    /// that succeeded.
+    /// As [`Self::renew_epochs`], for the networks of which a destination has got another node, or none, since the last
+    /// call that succeeded.
     pub(super) fn renew_moved(&mut self) -> Result<(), DataplaneError> {
         let moved = self.routes.moved();
         if !moved.is_empty() {
@@ -239,8 +239,8 @@ impl EndpointMaps {
     }
 
     /// Moves generations that are too far back to be compared, every 2^20 steps. Returns the endpoints with another
-    /// incarnation, whose host ports name the former one. Packets that open a flow to one of them may be dropped for some
-    /// microseconds.
+    /// incarnation, whose host ports name the former one. Packets that open a flow to one of them may be dropped for
+    /// some microseconds.
     pub(super) fn move_generations_near(&mut self) -> Result<BTreeMap<u32, u32>, DataplaneError> {
         if self.reviewed == self.generations.period() {
             return Ok(BTreeMap::new());

@@ -49,11 +49,11 @@ impl EventStream {
         })
     }
 
-    /// Waits for events and returns all that the rings hold, in the order of their times. Records of another version are
-    /// skipped. Cancellation loses none.
+    /// Waits for events and returns all that the rings hold, in the order of their times. Records of another version
+    /// are skipped. Cancellation loses none.
     ///
-    /// The programs do not wake the reader: a wake-up for each event would cost a connection more than the event itself.
-    /// So this polls every [`PERIOD`].
+    /// The programs do not wake the reader: a wake-up for each event would cost a connection more than the event
+    /// itself. So this polls every [`PERIOD`].
     ///
     /// # Errors
     /// None at present.

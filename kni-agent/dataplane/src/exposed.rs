@@ -34,8 +34,8 @@ impl EndpointMaps {
         self.addresses.put(&key, &value)
     }
 
-    /// Replaces the networks whose addresses other nodes send to without a tunnel. After a failure the next call writes all
-    /// rows again.
+    /// Replaces the networks whose addresses other nodes send to without a tunnel. After a failure the next call writes
+    /// all rows again.
     pub(super) fn set_exposed(&mut self, exposed: BTreeSet<u32>) -> Result<(), DataplaneError> {
         if self.exposed_is_written && self.exposed == exposed {
             return Ok(());

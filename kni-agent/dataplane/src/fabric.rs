@@ -25,8 +25,8 @@ use super::{
 /// What a way leads through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hop {
-    /// The tunnel device, or the interface that leads to the node. `None` while there is none: the way stays as it is, and a
-    /// new one is left out.
+    /// The tunnel device, or the interface that leads to the node. `None` while there is none: the way stays as it is,
+    /// and a new one is left out.
     pub ifindex: Option<u32>,
     /// Largest IP packet that fits, in bytes, before any outer header.
     pub mtu: u32,
@@ -135,8 +135,8 @@ impl FabricMaps {
         Ok(())
     }
 
-    /// Writes new and changed ways, also those after one that fails; unwanted ones stay until [`Self::retain_ways`]. Routes to a
-    /// way that has no room, or leads through no interface yet, are left out.
+    /// Writes new and changed ways, also those after one that fails; unwanted ones stay until [`Self::retain_ways`].
+    /// Routes to a way that has no room, or leads through no interface yet, are left out.
     pub(super) fn put_ways(&mut self, ways: &BTreeMap<Way, Hop>) -> Result<(), DataplaneError> {
         let capacity = self.nodes.capacity();
         let used: BTreeSet<u32> = self.ways.values().map(|(number, _)| *number).collect();
@@ -178,8 +178,8 @@ impl FabricMaps {
         Ok(())
     }
 
-    /// Removes the other ways, but those that rows still refer to (I2). Generations stay: a number never returns to an earlier
-    /// one.
+    /// Removes the other ways, but those that rows still refer to (I2). Generations stay: a number never returns to an
+    /// earlier one.
     pub(super) fn retain_ways(
         &mut self,
         ways: &BTreeMap<Way, Hop>,
@@ -213,8 +213,8 @@ impl FabricMaps {
             .collect()
     }
 
-    /// Writes numbers. One that fails is removed from the desired ones: the network exchanges nothing with a number that it may
-    /// have had before.
+    /// Writes numbers. One that fails is removed from the desired ones: the network exchanges nothing with a number
+    /// that it may have had before.
     pub(super) fn put_numbers(&self, numbers: &mut BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
         let mut result = Ok(());
         for (network, number) in numbers.clone() {

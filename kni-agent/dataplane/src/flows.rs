@@ -57,7 +57,8 @@ pub struct FlowCensus {
     /// Removed rows of all of them.
     pub removed: u32,
     /// Flows (not rows) by the endpoint they count for: the sender of the first packet, or its receiver where the
-    /// sender was no pod of this node. Closed ones count as long as they have rows. Endpoints without flows are omitted.
+    /// sender was no pod of this node. Closed ones count as long as they have rows. Endpoints without flows are
+    /// omitted.
     pub per_endpoint: BTreeMap<EndpointId, FlowUse>,
     /// Ports that masquerading uses, each for one destination, by family (whether it is IPv4) and protocol number.
     pub masquerade: BTreeMap<(bool, u8), u32>,
@@ -149,8 +150,8 @@ impl FlowTables {
         remove_external(&self.nat6, network, &members)
     }
 
-    /// Removes UDP flows of pods to a port outside of the node: the port is that of tunnels by now, and no packet of a pod may
-    /// go there.
+    /// Removes UDP flows of pods to a port outside of the node: the port is that of tunnels by now, and no packet of a
+    /// pod may go there.
     pub(super) fn remove_to_port(&self, port: u16) -> Result<(), DataplaneError> {
         remove_to_port(&self.flows4, port)?;
         remove_to_port(&self.flows6, port)
@@ -290,15 +291,15 @@ impl<'a> Owners<'a> {
             .is_some_and(|row| !is_older(end.generation, row.incarnation))
     }
 
-    /// Whether a row of a flow across the uplink belonged to a deleted endpoint: it would block its port for the rest of
-    /// its lifetime. An endpoint that was added after the rows were read has flows from `now` on only.
+    /// Whether a row of a flow across the uplink belonged to a deleted endpoint: it would block its port for the rest
+    /// of its lifetime. An endpoint that was added after the rows were read has flows from `now` on only.
     fn is_orphan(&self, value: &FlowValue, now: u32) -> bool {
         let has_no_owner = || !local_end(value).is_some_and(|end| self.is_current(end));
         value.age(now) > 0 && has_no_owner()
     }
 
-    /// Whether the endpoint of a masqueraded flow leaves with another address by now. The programs end the flow with its
-    /// next packet; its peer may send more to the former address.
+    /// Whether the endpoint of a masqueraded flow leaves with another address by now. The programs end the flow with
+    /// its next packet; its peer may send more to the former address.
     fn has_moved(&self, tuple: &Tuple, value: &FlowValue) -> bool {
         let egress = local_end(value).and_then(|end| self.egress.get(&end.id));
         let Some(egress) = egress.filter(|_| is_reply_row(value)) else {
@@ -901,7 +902,8 @@ mod tests {
         assert_eq!((view.network, view.from, view.to), (NETWORK, END_LOCAL, END_LOCAL));
     }
 
-    /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release costs_of_a_sweep -- --ignored --nocapture`.
+    /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release
+    /// costs_of_a_sweep -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn costs_of_a_sweep() {

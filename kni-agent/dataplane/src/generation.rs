@@ -31,8 +31,8 @@ impl Generations {
     }
 
     /// The row with a new generation and epoch where these are too far back to be compared, and with its former
-    /// generation as incarnation where that is; `None` where all are near enough. Free rows too: their generations count
-    /// at the start of an agent.
+    /// generation as incarnation where that is; `None` where all are near enough. Free rows too: their generations
+    /// count at the start of an agent.
     pub(super) fn brought_near(&mut self, row: &EndpointRow) -> Option<EndpointRow> {
         let newest = self.0;
         let is_far = |generation: u32| generation != 0 && newest.wrapping_sub(generation) > REACH;

@@ -32,8 +32,8 @@ impl HeldPins {
         }
     }
 
-    /// Holds the object that is pinned at the path now, instead of an earlier one. Best effort: without a descriptor the
-    /// pin remains the only reference.
+    /// Holds the object that is pinned at the path now, instead of an earlier one. Best effort: without a descriptor
+    /// the pin remains the only reference.
     pub(super) fn hold(&self, path: &Path) {
         let opened = link::open(path);
         let mut objects = lock(&self.objects);

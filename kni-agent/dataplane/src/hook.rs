@@ -232,8 +232,8 @@ pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Res
     }
 }
 
-/// Moves one direction to this agent's program by whatever runs the old one, a pinned link or a filter; whether there is
-/// one. About 20 us for a link, 100 us for a filter.
+/// Moves one direction to this agent's program by whatever runs the old one, a pinned link or a filter; whether there
+/// is one. About 20 us for a link, 100 us for a filter.
 pub(super) fn switch(ebpf: &mut Ebpf, point: &AttachPoint<'_>) -> Result<bool, DataplaneError> {
     let (program, attach_type) = program_of(point.direction);
     let ifname = point.ifname;

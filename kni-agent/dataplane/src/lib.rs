@@ -121,9 +121,9 @@ pub struct DataplaneOptions {
 /// - Programs and maps are pinned: traffic continues while no agent runs.
 /// - A second `open` uses the maps of the first one, after comparing their layout, and `adopt` moves interfaces to the
 ///   new programs without a gap.
-/// - One writer: each map is written under one lock. Those of policy, services and the uplink have locks of their own, so
-///   that thousands of their rows delay no attachment; a holder of one of these may take the endpoints' lock, never the
-///   other way round. The flow tables have none: the programs write them too.
+/// - One writer: each map is written under one lock. Those of policy, services and the uplink have locks of their own,
+///   so that thousands of their rows delay no attachment; a holder of one of these may take the endpoints' lock, never
+///   the other way round. The flow tables have none: the programs write them too.
 pub struct Dataplane {
     programs: Mutex<Ebpf>,
     program_ids: object::ProgramIds,
@@ -300,8 +300,8 @@ impl Dataplane {
         lock(&self.endpoints).routes.retain(networks)
     }
 
-    /// Sets the node's own addresses and the subnets it is connected to: networks that masquerade send no packet for one
-    /// of them out of the node.
+    /// Sets the node's own addresses and the subnets it is connected to: networks that masquerade send no packet for
+    /// one of them out of the node.
     pub fn set_node_routes(&self, node: NodeRoutes) -> Result<(), DataplaneError> {
         let mut endpoints = lock(&self.endpoints);
         let written = endpoints.routes.set_node(node);

@@ -7,8 +7,8 @@ use super::bpf::nested::NestedMap;
 /// Returns when every program that ran at the call has ended: `MEMBARRIER_CMD_GLOBAL` waits for a grace period of RCU
 /// (`kernel/sched/membarrier.c`), and network programs run inside RCU read sections. 8 ms on two CPUs.
 ///
-/// A kernel with `nohz_full` CPUs lacks the command. There this replaces an entry of a map of maps, for which the kernel
-/// waits in the same way (`maybe_wait_bpf_programs`, Linux 4.20).
+/// A kernel with `nohz_full` CPUs lacks the command. There this replaces an entry of a map of maps, for which the
+/// kernel waits in the same way (`maybe_wait_bpf_programs`, Linux 4.20).
 pub(super) fn wait_for_programs() {
     // SAFETY: the call takes numbers alone.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };

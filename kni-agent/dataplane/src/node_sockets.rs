@@ -15,7 +15,8 @@ use super::{
 };
 
 impl Dataplane {
-    /// Attaches the programs beside those of others, or moves the links of an earlier agent to this agent's. Idempotent.
+    /// Attaches the programs beside those of others, or moves the links of an earlier agent to this agent's.
+    /// Idempotent.
     pub(super) fn attach_sockets(&self) -> Result<(), DataplaneError> {
         let root = cgroup::root()?;
         let mut programs = lock(&self.programs);

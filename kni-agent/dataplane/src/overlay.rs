@@ -7,8 +7,9 @@ use super::{
 };
 
 impl Dataplane {
-    /// Attaches `from_overlay` and `to_overlay` to the tunnel device, which must hand out the metadata of tunnels (`external`). From then on
-    /// no packet of the device reaches the node's stack. The first call loads the program. Blocking: some ten milliseconds.
+    /// Attaches `from_overlay` and `to_overlay` to the tunnel device, which must hand out the metadata of tunnels
+    /// (`external`). From then on no packet of the device reaches the node's stack. The first call loads the program.
+    /// Blocking: some ten milliseconds.
     pub fn attach_overlay(&self, ifname: &str) -> Result<(), DataplaneError> {
         let mut programs = lock(&self.programs);
         for point in AttachPoint::of_overlay(&self.pins, ifname) {

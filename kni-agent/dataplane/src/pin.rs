@@ -88,7 +88,8 @@ impl Pins {
         if maps.exists() { remove_tree(&maps) } else { Ok(()) }
     }
 
-    /// Puts staged maps in the place of these, at once: an agent that is killed leaves either all of their rows or none.
+    /// Puts staged maps in the place of these, at once: an agent that is killed leaves either all of their rows or
+    /// none.
     pub(super) fn replace_by(&self, staged: &Self) -> Result<(), DataplaneError> {
         if self.maps.exists() {
             remove_tree(&self.maps)?;

@@ -50,8 +50,9 @@ impl PolicyMaps {
     /// Applies the steps in order and stops at the first failure: the state then is one between two steps, or has some
     /// rows of the failed step.
     ///
-    /// Rows are removed some milliseconds after their references: a program that has read the old row of an endpoint and
-    /// was then interrupted would find no rule, and would drop a packet that both the old and the new policies allow.
+    /// Rows are removed some milliseconds after their references: a program that has read the old row of an endpoint
+    /// and was then interrupted would find no rule, and would drop a packet that both the old and the new policies
+    /// allow.
     pub(super) fn apply(
         &mut self,
         endpoints: &Mutex<EndpointMaps>,

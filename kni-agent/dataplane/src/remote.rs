@@ -54,11 +54,11 @@ impl Dataplane {
         Ok(found.and_then(|network| NetworkId::try_from(network).ok()))
     }
 
-    /// Makes the programs refuse datagrams of pods and of the node's processes to the port of tunnels, whether or not this node
-    /// has a tunnel: other nodes believe packets from its address as long as they know it.
+    /// Makes the programs refuse datagrams of pods and of the node's processes to the port of tunnels, whether or not
+    /// this node has a tunnel: other nodes believe packets from its address as long as they know it.
     ///
-    /// Must come before pods are attached. When it returns, no flow of an attached pod leads to the port. Blocking: the first
-    /// call, and one with another port, walks the flow tables, 0.3 us per row.
+    /// Must come before pods are attached. When it returns, no flow of an attached pod leads to the port. Blocking: the
+    /// first call, and one with another port, walks the flow tables, 0.3 us per row.
     pub fn guard_tunnel_port(&self, port: u16) -> Result<(), DataplaneError> {
         let mut maps = lock(&self.fabric);
         maps.set_port(port)?;
@@ -79,12 +79,13 @@ impl Dataplane {
 
     /// Replaces what the programs know of other nodes. Until the first call they use what an earlier agent wrote.
     ///
-    /// Rows are written before those that refer to them, and removed in reverse (I2). When it returns, established flows
-    /// whose far end has moved, or is not known any more, are evaluated again. Blocking: some microseconds per changed row.
+    /// Rows are written before those that refer to them, and removed in reverse (I2). When it returns, established
+    /// flows whose far end has moved, or is not known any more, are evaluated again. Blocking: some microseconds per
+    /// changed row.
     ///
     /// # Errors
-    /// The first one. What has no room stops nothing else: everything that another node has no longer is removed all the same.
-    /// The next call writes what is missing.
+    /// The first one. What has no room stops nothing else: everything that another node has no longer is removed all
+    /// the same. The next call writes what is missing.
     pub fn set_fabric(&self, fabric: &FabricRows) -> Result<(), DataplaneError> {
         let mut maps = lock(&self.fabric);
         self.adopt_ways(&mut maps)?;

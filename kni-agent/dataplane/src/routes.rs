@@ -100,8 +100,8 @@ pub(super) struct RouteTable {
     written: BTreeMap<u32, Rows>,
     /// The networks whose last write failed.
     unwritten: BTreeSet<u32>,
-    /// Networks of which a destination may have got another node, or none, since their flows were evaluated again. Initially all
-    /// with rows: the earlier agent may have ended in between.
+    /// Networks of which a destination may have got another node, or none, since their flows were evaluated again.
+    /// Initially all with rows: the earlier agent may have ended in between.
     moved: BTreeSet<u32>,
     /// The routes that this agent has set.
     networks: BTreeMap<NetworkId, NetworkRoutes>,
@@ -174,7 +174,8 @@ impl RouteTable {
         self.write_all()
     }
 
-    /// Replaces the addresses of services that another proxy serves. After a failure the next call writes all rows again.
+    /// Replaces the addresses of services that another proxy serves. After a failure the next call writes all rows
+    /// again.
     pub(super) fn set_foreign(&mut self, foreign: &ForeignAddresses) -> Result<(), DataplaneError> {
         if self.foreign_is_written && self.foreign == *foreign {
             return Ok(());
@@ -186,8 +187,8 @@ impl RouteTable {
         Ok(())
     }
 
-    /// Replaces the destinations on other nodes. A network whose rows cannot all be written does not stop the others; the first
-    /// error is returned, and the next call writes all rows of such a network again.
+    /// Replaces the destinations on other nodes. A network whose rows cannot all be written does not stop the others;
+    /// the first error is returned, and the next call writes all rows of such a network again.
     pub(super) fn set_remote(&mut self, remote: BTreeMap<NetworkId, RemoteRoutes>) -> Result<(), DataplaneError> {
         let before = self.remote.replace(remote);
         let differs = |network: &NetworkId| {
@@ -199,8 +200,8 @@ impl RouteTable {
         self.write_each(&networks)
     }
 
-    /// Networks whose flows have to be evaluated again, by whichever call their destinations have moved; none before the
-    /// destinations are known.
+    /// Networks whose flows have to be evaluated again, by whichever call their destinations have moved; none before
+    /// the destinations are known.
     pub(super) fn moved(&self) -> BTreeSet<u32> {
         let is_known = self.remote.is_some();
         self.moved.iter().copied().filter(|_| is_known).collect()
@@ -268,7 +269,8 @@ impl RouteTable {
         Ok(rows.filter(|(key, _)| of_network(key)).collect())
     }
 
-    /// Writes the rows of a network that differ. Where there is no room for new ones, the others are up to date all the same.
+    /// Writes the rows of a network that differ. Where there is no room for new ones, the others are up to date all the
+    /// same.
     fn write(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
         let before = self.rows_of(network)?;
         let remote = self.remote.as_ref().map(|remote| remote.get(&network));

@@ -38,8 +38,8 @@ impl ServiceMaps {
 
     /// As [`super::policy::PolicyMaps::apply`].
     ///
-    /// What refers to a row is changed some milliseconds before the row is removed, and before its flows are looked for: a
-    /// program that chose an old backend may write its flow a little later.
+    /// What refers to a row is changed some milliseconds before the row is removed, and before its flows are looked
+    /// for: a program that chose an old backend may write its flow a little later.
     pub(super) fn apply(
         &mut self,
         endpoints: &Mutex<EndpointMaps>,

@@ -9,7 +9,8 @@ use super::clock::Ticks;
 /// Settings of the node for all its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// Flow events per second that one endpoint may send on each CPU; 0 for none. Rounded up to whole events per window.
+    /// Flow events per second that one endpoint may send on each CPU; 0 for none. Rounded up to whole events per
+    /// window.
     pub flow_events_per_second: u32,
     /// Connections that one endpoint may open, and flows that may be opened to it from outside of the node, each; twice
     /// as many flows of other protocols; 0 for no limit.
@@ -58,8 +59,8 @@ impl Default for FlowLifetimes {
 }
 
 impl NodeConfig {
-    /// The row, in ticks of this kernel. The uplink is that of the current row, and the mark too, which packets on their
-    /// way have: it is made once per boot.
+    /// The row, in ticks of this kernel. The uplink is that of the current row, and the mark too, which packets on
+    /// their way have: it is made once per boot.
     pub(super) fn row(&self, ticks: Ticks, current: Config) -> Config {
         let FlowLifetimes {
             tcp_new,
@@ -94,11 +95,12 @@ impl NodeConfig {
     }
 }
 
-/// Bits of marks with a meaning in Kubernetes: kube-proxy and the kubelet masquerade packets with the first and drop those
-/// with the second. Packets in the tunnel pass their rules with our mark.
+/// Bits of marks with a meaning in Kubernetes: kube-proxy and the kubelet masquerade packets with the first and drop
+/// those with the second. Packets in the tunnel pass their rules with our mark.
 const MARKS_OF_OTHERS: u32 = 0x4000 | 0x8000;
 
-/// A mark that no process can know, not 0. Without the kernel's random numbers, before they are ready, the clock has to do.
+/// A mark that no process can know, not 0. Without the kernel's random numbers, before they are ready, the clock has to
+/// do.
 fn random_mark() -> u32 {
     let mut bytes = [0_u8; 4];
     // SAFETY: `bytes` is ours to write, with its own length.

@@ -20,7 +20,8 @@ pub struct ProgramStats {
     pub run_time_ns: u64,
 }
 
-/// While it is held, the kernel counts runs of all BPF programs on the node, which costs each run two readings of the clock.
+/// While it is held, the kernel counts runs of all BPF programs on the node, which costs each run two readings of the
+/// clock.
 #[derive(Debug)]
 pub struct CountingRuns(#[expect(dead_code, reason = "counting ends when it closes")] OwnedFd);
 

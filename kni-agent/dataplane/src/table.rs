@@ -234,8 +234,8 @@ impl<K: Row, V: Row> Table<K, V> {
         Ok(())
     }
 
-    /// Writes rows that replace others, then new ones, then removes others. Where not all fit, the removal comes before the new
-    /// ones: after an error only these may be missing, unless the kernel refused more than room.
+    /// Writes rows that replace others, then new ones, then removes others. Where not all fit, the removal comes before
+    /// the new ones: after an error only these may be missing, unless the kernel refused more than room.
     pub(super) fn exchange(&self, replaced: &[(K, V)], added: &[(K, V)], gone: &[K]) -> Result<(), DataplaneError> {
         if self.put_all(replaced).and_then(|()| self.put_all(added)).is_ok() {
             return self.remove_all(gone);
@@ -577,7 +577,8 @@ mod tests {
         }
     }
 
-    /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release costs_of_rows -- --ignored --nocapture`.
+    /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release
+    /// costs_of_rows -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn costs_of_rows() {

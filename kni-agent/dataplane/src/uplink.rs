@@ -211,9 +211,9 @@ enum MasqueradeStep {
     Wait,
 }
 
-/// How a row is replaced: the kernel copies into the row of an array, whose reader may find half of an address. So the row
-/// is out of use (`last` is 0) while its addresses change. The first eight bytes change at once: a row needs no wait if
-/// they alone differ.
+/// How a row is replaced: the kernel copies into the row of an array, whose reader may find half of an address. So the
+/// row is out of use (`last` is 0) while its addresses change. The first eight bytes change at once: a row needs no
+/// wait if they alone differ.
 fn masquerade_steps(current: Masquerade, row: Masquerade) -> Vec<MasqueradeStep> {
     let mut steps = Vec::new();
     if current.last != 0 && current.ipv6 != row.ipv6 {
@@ -331,9 +331,9 @@ impl Dataplane {
         tables.host_ports.set(rows)
     }
 
-    /// Replaces the host ports that the node's own sockets reach, and attaches their programs while there are any. Those of
-    /// endpoints without host access are omitted: the node does not reach them. The rows are replaced even if no program
-    /// can be attached.
+    /// Replaces the host ports that the node's own sockets reach, and attaches their programs while there are any.
+    /// Those of endpoints without host access are omitted: the node does not reach them. The rows are replaced even if
+    /// no program can be attached.
     pub fn set_node_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
         let mut tables = lock(&self.uplink);
         let rows = self.port_rows(desired, |config| config.host_access)?;

@@ -163,7 +163,8 @@ impl Fabric {
         names.get(&address).cloned()
     }
 
-    /// The other nodes that are reached through the tunnel; `None` where the nodes' stacks do not use it. Does not block.
+    /// The other nodes that are reached through the tunnel; `None` where the nodes' stacks do not use it. Does not
+    /// block.
     pub fn stacks(&self) -> Option<Stacks> {
         self.stacks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -206,8 +207,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Where the node's own routes lead to other nodes. One without a route is left out; one that cannot be looked up is where
-    /// it was.
+    /// Where the node's own routes lead to other nodes. One without a route is left out; one that cannot be looked up
+    /// is where it was.
     async fn next_hops(&self, desired: &Desired) -> (NextHops, Result<(), FabricError>) {
         let before = std::mem::take(&mut *self.hops.lock().unwrap_or_else(PoisonError::into_inner));
         let (mut hops, mut result) = (NextHops::new(), Ok(()));
@@ -233,8 +234,8 @@ pub async fn cleanup() -> Result<(), FabricError> {
     Ok(netlink.remove_overlay().await?)
 }
 
-/// The way and its hop in the dataplane's terms. Behind a router several nodes have the same way, which is specific to none
-/// of them.
+/// The way and its hop in the dataplane's terms. Behind a router several nodes have the same way, which is specific to
+/// none of them.
 fn resolve(way: &Way, path: &Path, (tunnel, device): TunnelDevice, hops: &NextHops) -> Option<(Way, Hop)> {
     let Path { mtu, stamp } = *path;
     if way.overlay {
@@ -329,8 +330,9 @@ fn stacks(desired: &Desired, device: Option<u32>) -> Option<Stacks> {
     })
 }
 
-/// The stack reaches the pods of the network with host access the way that its own pods do, with the node's address in the
-/// underlay: other nodes know it by that. Through the tunnel it sends packets that fit the way, whatever fits the device.
+/// The stack reaches the pods of the network with host access the way that its own pods do, with the node's address in
+/// the underlay: other nodes know it by that. Through the tunnel it sends packets that fit the way, whatever fits the
+/// device.
 fn host_routes(desired: &Desired, device: Option<u32>, hops: &NextHops) -> BTreeSet<RemoteRoute> {
     let Some(stack) = desired.stack else {
         return BTreeSet::new();

@@ -179,8 +179,8 @@ fn interface(named: &Named, network: &Network, naming: &dyn Naming) -> Result<Op
     }
 }
 
-/// The pod's interface of that name, or its first one, on the network if one is given. A pod of another node is known if it
-/// is a confirmed member.
+/// The pod's interface of that name, or its first one, on the network if one is given. A pod of another node is known
+/// if it is a confirmed member.
 fn first_interface(
     named: &Named,
     network: Option<&NetworkName>,

@@ -157,8 +157,8 @@ impl Flows {
         Ok(([destination.host_mac, destination.mac], place))
     }
 
-    /// A source port without a flow to the destination: a packet of an established flow is not evaluated, and the answer
-    /// would lack the policies and the service.
+    /// A source port without a flow to the destination: a packet of an established flow is not evaluated, and the
+    /// answer would lack the policies and the service.
     fn unused_port(&self, seen: &Seen, question: &ExplainQuestion) -> Result<u16, QuestionError> {
         let (protocol, destination_port) = match question.protocol {
             icmp if ICMP.contains(&icmp) => (if seen.source.is_ipv4() { ICMP[0] } else { ICMP[1] }, 0),

@@ -23,8 +23,8 @@ pub struct RemotePod {
     pub node: String,
 }
 
-/// The pods of other nodes in the networks that this node follows; one entry for each interface and for each address. Lookups
-/// by address do not depend on their number.
+/// The pods of other nodes in the networks that this node follows; one entry for each interface and for each address.
+/// Lookups by address do not depend on their number.
 #[derive(Debug, Default)]
 pub struct RemotePods(RwLock<Known>);
 

@@ -2,7 +2,8 @@
 //! Layer: edge.
 //!
 //! [`socket::bind`] makes the sockets, [`server::serve`] serves on them until it is asked to stop. A [`Backend`]
-//! attaches and detaches, an [`Inspect`] reads the node; the agent's are [`kni_pods::Pods`] and [`kni_inspect::Inspector`].
+//! attaches and detaches, an [`Inspect`] reads the node; the agent's are [`kni_pods::Pods`] and
+//! [`kni_inspect::Inspector`].
 
 pub mod backend;
 pub mod health;

@@ -9,10 +9,11 @@ const PREFIX: &str = "kni-setup-";
 /// Longest description of a problem in an entry, in bytes. Clients limit the size of all metadata together.
 const MAX_PROBLEM: usize = 256;
 
-/// Prepares the node. Every call examines all parts and restores what is missing; it may be repeated, also concurrently.
+/// Prepares the node. Every call examines all parts and restores what is missing; it may be repeated, also
+/// concurrently.
 pub trait Setup: Send + Sync + 'static {
-    /// Prepares the node and reports each part, in a fixed order. A part that fails does not prevent the others. Blocks,
-    /// possibly for seconds.
+    /// Prepares the node and reports each part, in a fixed order. A part that fails does not prevent the others.
+    /// Blocks, possibly for seconds.
     fn prepare(&self) -> Vec<PreparedPart>;
 }
 

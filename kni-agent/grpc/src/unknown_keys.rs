@@ -13,8 +13,8 @@ pub const MAX_LOGGED_KEYS: usize = 128;
 /// Longest part of a key that is remembered and logged, in characters.
 const MAX_KEY: usize = 64;
 
-/// The keys of `extradata` that the agent did not know, since its start. Clones share the counts. No value of an entry is
-/// stored or logged.
+/// The keys of `extradata` that the agent did not know, since its start. Clones share the counts. No value of an entry
+/// is stored or logged.
 #[derive(Debug, Clone, Default)]
 pub struct UnknownKeys {
     state: Arc<Mutex<State>>,

@@ -126,8 +126,8 @@ impl Inspector {
         })
     }
 
-    /// Why the node is not ready, one sentence each; empty while it is. Every report of readiness derives from this one:
-    /// `GetStatus`, `QueryNodeNetworks`, STATUS of CNI, health checks, `/readyz` and `NodeNetwork`.
+    /// Why the node is not ready, one sentence each; empty while it is. Every report of readiness derives from this
+    /// one: `GetStatus`, `QueryNodeNetworks`, STATUS of CNI, health checks, `/readyz` and `NodeNetwork`.
     ///
     /// Only faults of the whole node count. A network without addresses does not, because running pods are healthy, and
     /// nodes that are not ready evict them.

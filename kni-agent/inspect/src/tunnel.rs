@@ -9,9 +9,9 @@ use super::Inspector;
 const MOST: usize = 32;
 
 impl Inspector {
-    /// Asks other nodes for echo replies, by the underlay and through the tunnel; of more than 32 nodes some, others each time.
-    /// Each answer through the tunnel counts as one `no_destination` of `from_overlay`, since no pod expects it. Blocks for a
-    /// second or two. Call it in the node's network namespace.
+    /// Asks other nodes for echo replies, by the underlay and through the tunnel; of more than 32 nodes some, others
+    /// each time. Each answer through the tunnel counts as one `no_destination` of `from_overlay`, since no pod expects
+    /// it. Blocks for a second or two. Call it in the node's network namespace.
     pub fn probe_tunnel(&self) -> Result<TunnelProbe, QuestionError> {
         let Some(stacks) = self.fabric.stacks() else {
             return Ok(TunnelProbe {

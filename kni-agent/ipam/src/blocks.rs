@@ -190,8 +190,8 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The first free unit from `start` to the end of the subnet. Each step passes a run of taken addresses as a whole, however
-/// many ranges it consists of.
+/// The first free unit from `start` to the end of the subnet. Each step passes a run of taken addresses as a whole,
+/// however many ranges it consists of.
 fn first_gap(subnet: &IpNet, taken: &Taken, start: IpNet, is_free: &impl Fn(&IpNet) -> bool) -> Option<IpNet> {
     let end = number(subnet.broadcast());
     let mut unit = start;

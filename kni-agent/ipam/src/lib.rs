@@ -53,8 +53,8 @@ pub struct Usage {
 /// the pool has no fresh address left, the one released longest ago first; explicitly requested addresses are exempt.
 ///
 /// An address whose owner other nodes may know rests after its lease ([`Ipam::rest`]): until [`REST`] after
-/// [`Ipam::set_withdrawn`] no other owner gets it, also not by an explicit request. Times are those of one clock that never
-/// steps back, and are given by the caller.
+/// [`Ipam::set_withdrawn`] no other owner gets it, also not by an explicit request. Times are those of one clock that
+/// never steps back, and are given by the caller.
 ///
 /// No state survives a restart: [`Ipam::adopt`] and [`Ipam::adopt_rest`] rebuild it.
 #[derive(Debug, Default)]
@@ -84,8 +84,8 @@ impl Ipam {
         pools.ipv6.set_usable(Usable::of(spec, Family::Ipv6));
     }
 
-    /// Removes a network: no more addresses are leased from it. Its remaining leases and rests are remembered until they
-    /// end, so that a recreated network of the same name does not lease them twice.
+    /// Removes a network: no more addresses are leased from it. Its remaining leases and rests are remembered until
+    /// they end, so that a recreated network of the same name does not lease them twice.
     pub fn remove_network(&mut self, network: &NetworkName) {
         if let Some(pools) = self.networks.get_mut(network) {
             pools.served = false;
@@ -96,8 +96,8 @@ impl Ipam {
     }
 
     /// Leases one address of each family that the network has to `owner`, all or nothing. `wanted` requests specific
-    /// addresses, at most one per family. The owner of the last lease of a resting address may have it again. The caller
-    /// checks whether the network is enabled, and ends the rests that are over ([`Self::end_rests`]).
+    /// addresses, at most one per family. The owner of the last lease of a resting address may have it again. The
+    /// caller checks whether the network is enabled, and ends the rests that are over ([`Self::end_rests`]).
     pub fn lease(
         &mut self,
         network: &NetworkName,

@@ -7,9 +7,10 @@ use std::{
 
 use super::{REST, error::PoolError, interval::IntervalSet, usable::Usable};
 
-/// How many released addresses a pool remembers the order of: those of a /22, and many times the pods of a node. Beyond that,
-/// the one released longest ago counts as never used again; it would have been the next to be reused anyway. Bounds the
-/// memory of a pool that is much larger than the number of its pods: 16 bytes for each address, for as long as the agent runs.
+/// How many released addresses a pool remembers the order of: those of a /22, and many times the pods of a node. Beyond
+/// that, the one released longest ago counts as never used again; it would have been the next to be reused anyway.
+/// Bounds the memory of a pool that is much larger than the number of its pods: 16 bytes for each address, for as long
+/// as the agent runs.
 const MAX_RELEASED: usize = 1024;
 
 /// The usage of one family of a network, in addresses.
@@ -49,8 +50,8 @@ struct Rest {
     end: Option<Duration>,
 }
 
-/// Addresses that can be leased again, in the order of their release. Without an index, since it grows with each pod that
-/// ends: it is searched only for an address that a client or a record asks for.
+/// Addresses that can be leased again, in the order of their release. Without an index, since it grows with each pod
+/// that ends: it is searched only for an address that a client or a record asks for.
 #[derive(Debug, Default)]
 struct Released(VecDeque<u128>);
 
@@ -186,7 +187,8 @@ impl Pool {
         }
     }
 
-    /// Notes since when no other node knows the last owner; `None` if one may know it again. Returns whether that is new.
+    /// Notes since when no other node knows the last owner; `None` if one may know it again. Returns whether that is
+    /// new.
     pub(super) fn set_withdrawn(&mut self, address: u128, withdrawn: Option<Duration>) -> bool {
         let Some(rest) = self.resting.get_mut(&address) else {
             return false;

@@ -75,8 +75,8 @@ fn requests(set: &ManifestSet) -> BTreeSet<(EgressUser, IpAddr)> {
     of_policies.chain(of_networks).collect()
 }
 
-/// What an address is where it belongs to pods or Services. The node's own addresses and its gateways are the agent's to
-/// refuse.
+/// What an address is where it belongs to pods or Services. The node's own addresses and its gateways are the agent's
+/// to refuse.
 fn reserved(set: &ManifestSet, address: IpAddr) -> Option<String> {
     let service = set
         .services

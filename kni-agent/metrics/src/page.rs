@@ -43,8 +43,8 @@ impl Page {
         }
     }
 
-    /// The page in the `OpenMetrics` text format, at most 200 ms old. May block for some milliseconds, and for as long as
-    /// another reader's page takes.
+    /// The page in the `OpenMetrics` text format, at most 200 ms old. May block for some milliseconds, and for as long
+    /// as another reader's page takes.
     pub fn render(&self) -> Result<Arc<str>, fmt::Error> {
         // A panic of the source in another thread leaves the sums unchanged.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

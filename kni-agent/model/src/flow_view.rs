@@ -126,8 +126,8 @@ pub struct ExplainQuestion {
     pub network: Option<String>,
     /// Bytes of the IP packet; `None`: as few as possible.
     pub length: Option<u16>,
-    /// The tunnel that the packet comes through; both ends are addresses then. `None`: the packet begins on this node, or comes
-    /// the way on which its source is.
+    /// The tunnel that the packet comes through; both ends are addresses then. `None`: the packet begins on this node,
+    /// or comes the way on which its source is.
     pub arrival: Option<Arrival>,
 }
 

@@ -118,8 +118,8 @@ impl NetworkSpec {
 
     /// Whether a pod may have an interface in the network, with these properties.
     ///
-    /// `primary` is the network in which pods of its namespace have their primary interface by default. Only the primary
-    /// interface can violate its lock.
+    /// `primary` is the network in which pods of its namespace have their primary interface by default. Only the
+    /// primary interface can violate its lock.
     pub fn authorize(&self, joiner: Joiner<'_>, wish: Wish<'_>, primary: Option<&Self>) -> Result<(), AccessRefusal> {
         self.stays(joiner, wish.primary, primary)?;
         self.chooses(joiner.namespace, wish)

@@ -48,7 +48,8 @@ pub struct NetworkSpec {
     pub fabric: Fabric,
 }
 
-/// Bytes of the outer headers of a packet in the tunnel over IPv4, from the outer IP header to the inner Ethernet header.
+/// Bytes of the outer headers of a packet in the tunnel over IPv4, from the outer IP header to the inner Ethernet
+/// header.
 pub const OVERHEAD_V4: u32 = 50;
 /// The same over IPv6.
 pub const OVERHEAD_V6: u32 = 70;

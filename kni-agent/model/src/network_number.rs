@@ -1,5 +1,5 @@
-//! Defines why a node does not use a number for a network in the whole cluster, or not the one that the cluster has given
-//! it.
+//! Defines why a node does not use a number for a network in the whole cluster, or not the one that the cluster has
+//! given it.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +79,8 @@ pub fn shared_numbers<'a>(
     all
 }
 
-/// What a network uses before [`shared_numbers`] applies: the number that its pods began with stays while there are any.
+/// What a network uses before [`shared_numbers`] applies: the number that its pods began with stays while there are
+/// any.
 ///
 /// `retained` is the number of the network with pods on the node, `assigned` that of the cluster.
 pub fn number_in_use(

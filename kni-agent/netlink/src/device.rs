@@ -15,8 +15,8 @@ const PREFIX: &str = "kni-lent";
 /// Longest alias: less than `IFALIASZ` (256) bytes with its final zero.
 const MAX_ALIAS: usize = 254;
 
-/// The alias with the original settings of a device. The kernel keeps it with the device in every namespace, also when the
-/// device returns to the node because a namespace ended.
+/// The alias with the original settings of a device. The kernel keeps it with the device in every namespace, also when
+/// the device returns to the node because a namespace ended.
 pub fn moved_device_alias(moved: &MovedDevice) -> String {
     let MovedDevice {
         device,

@@ -24,8 +24,8 @@ const ALIGNMENT: usize = 4;
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;
 
-/// A connection to rtnetlink that the calling thread drives: an exchange costs its system calls and the kernel's work, and
-/// no change of threads. The thread waits inside the kernel, so it must be one that may.
+/// A connection to rtnetlink that the calling thread drives: an exchange costs its system calls and the kernel's work,
+/// and no change of threads. The thread waits inside the kernel, so it must be one that may.
 #[derive(Debug)]
 pub struct DirectNetlink {
     socket: Socket,
@@ -106,10 +106,10 @@ impl DirectNetlink {
         self.ask(requests).map(drop)
     }
 
-    /// Sends all requests in one datagram, which the kernel performs in order and independently before `send` returns, and
-    /// returns their answers in order. Fails with the first error that is not ignored. Only the last request asks for an
-    /// acknowledgement: the kernel reports errors in any case (`netlink_rcv_skb`), and each acknowledgement costs a system
-    /// call.
+    /// Sends all requests in one datagram, which the kernel performs in order and independently before `send` returns,
+    /// and returns their answers in order. Fails with the first error that is not ignored. Only the last request asks
+    /// for an acknowledgement: the kernel reports errors in any case (`netlink_rcv_skb`), and each acknowledgement
+    /// costs a system call.
     pub(super) fn ask(&mut self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>> {
         let mut contexts: Vec<Context> = Vec::with_capacity(requests.len());
         let mut datagram = Vec::new();

@@ -1,5 +1,5 @@
-//! Asks other nodes for echo replies, by the underlay and through the tunnel device, which shows whether the tunnel's packets
-//! arrive.
+//! Asks other nodes for echo replies, by the underlay and through the tunnel device, which shows whether the tunnel's
+//! packets arrive.
 
 use std::{
     io,
@@ -38,8 +38,8 @@ pub struct EchoPeer {
     pub underlay: IpAddr,
     /// The own address in the underlay, of the same family.
     pub own: IpAddr,
-    /// The source of the request through the tunnel, of the same family: an address that the other node sends back through the
-    /// tunnel, and that no pod has.
+    /// The source of the request through the tunnel, of the same family: an address that the other node sends back
+    /// through the tunnel, and that no pod has.
     pub inside: IpAddr,
 }
 
@@ -69,9 +69,9 @@ struct Round<'a> {
 }
 
 impl Netlink {
-    /// Asks nodes, and returns for each what it answered, in the same order. `device` is the interface of the tunnel. Sends at
-    /// most six packets for each node, and blocks for 1.2 s at most. Call it in the namespace of the device. `identifier` is in
-    /// the requests: another one each time, so that late answers of an earlier call do not count.
+    /// Asks nodes, and returns for each what it answered, in the same order. `device` is the interface of the tunnel.
+    /// Sends at most six packets for each node, and blocks for 1.2 s at most. Call it in the namespace of the device.
+    /// `identifier` is in the requests: another one each time, so that late answers of an earlier call do not count.
     pub fn ask_for_echo(device: u32, identifier: u16, peers: &[EchoPeer]) -> Result<Vec<EchoAnswers>> {
         let refused = |error: io::Error| {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);

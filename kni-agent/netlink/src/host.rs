@@ -48,8 +48,8 @@ pub struct HostEnd {
 }
 
 impl DirectNetlink {
-    /// Gives the host end its alias and MTU, and the node its neighbours and routes to the pod, in one request; the link
-    /// must be up. Returns whether it can transmit; if not yet, see [`Netlink::wait_for_carrier`]. Idempotent.
+    /// Gives the host end its alias and MTU, and the node its neighbours and routes to the pod, in one request; the
+    /// link must be up. Returns whether it can transmit; if not yet, see [`Netlink::wait_for_carrier`]. Idempotent.
     pub fn configure_host_end(&mut self, end: &HostEnd) -> Result<bool> {
         let place = self.places();
         let here = |operation: String| place(operation.into()).interface(format!("#{}", end.ifindex));

@@ -187,10 +187,10 @@ impl Netlink {
 
     /// Waits until a link that has a carrier can also transmit.
     ///
-    /// The end of a veth pair that was set up first gets its carrier from the other one. Until the kernel's link watch has
-    /// processed that, packets through it are silently dropped, and a first TCP handshake takes a second longer. So after
-    /// both ends are up, call this for the one that was up first. From Linux 6.8 on the first query makes the kernel process
-    /// it; before, it takes a few queries.
+    /// The end of a veth pair that was set up first gets its carrier from the other one. Until the kernel's link watch
+    /// has processed that, packets through it are silently dropped, and a first TCP handshake takes a second longer. So
+    /// after both ends are up, call this for the one that was up first. From Linux 6.8 on the first query makes the
+    /// kernel process it; before, it takes a few queries.
     pub async fn wait_for_carrier(&self, ifindex: u32) -> Result<()> {
         let place = || self.place("wait for carrier").interface(format!("#{ifindex}"));
         let deadline = Instant::now() + CARRIER_TIMEOUT;

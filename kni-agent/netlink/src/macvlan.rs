@@ -31,8 +31,8 @@ pub struct MacvlanSpec {
 }
 
 impl Netlink {
-    /// Creates the interface, down, directly inside `netns`. An error leaves nothing behind. [`Error::Exists`] if the name
-    /// is taken there, or if another interface has the parent in mode Passthru.
+    /// Creates the interface, down, directly inside `netns`. An error leaves nothing behind. [`Error::Exists`] if the
+    /// name is taken there, or if another interface has the parent in mode Passthru.
     ///
     /// Completes even if the returned future is dropped.
     pub async fn create_macvlan(&self, spec: &MacvlanSpec, netns: &Netns) -> Result<()> {

@@ -83,9 +83,9 @@ pub(super) fn route(spec: &RouteSpec) -> RouteMessage {
     message
 }
 
-/// Delivers packets to an IPv6 address to its own namespace. The kernel adds such a route for each address from a work queue,
-/// also without duplicate address detection (`addrconf_dad_work` in net/ipv6/addrconf.c), and drops earlier packets. The
-/// kernel's own, which follows, has a better metric than this one; both go with the interface.
+/// Delivers packets to an IPv6 address to its own namespace. The kernel adds such a route for each address from a work
+/// queue, also without duplicate address detection (`addrconf_dad_work` in net/ipv6/addrconf.c), and drops earlier
+/// packets. The kernel's own, which follows, has a better metric than this one; both go with the interface.
 pub(super) fn local_route(ifindex: u32, address: Ipv6Addr) -> RouteMessage {
     let mut message = route(&RouteSpec {
         destination: host_net(address.into()),

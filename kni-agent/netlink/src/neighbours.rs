@@ -25,8 +25,8 @@ pub struct Neighbour {
     pub address: IpAddr,
     /// The MAC address of the host that has it.
     pub mac: MacAddr,
-    /// Whether the entry is fixed, or the host has answered within the last seconds (`REACHABLE`). The kernel itself asks
-    /// again before it relies on any other entry.
+    /// Whether the entry is fixed, or the host has answered within the last seconds (`REACHABLE`). The kernel itself
+    /// asks again before it relies on any other entry.
     pub confirmed: bool,
     /// Whether the entry is fixed.
     pub fixed: bool,

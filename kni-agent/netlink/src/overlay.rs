@@ -60,8 +60,8 @@ impl Netlink {
     /// replaced, unless this port is not free; one that fits is kept, with its programs. Idempotent. Call it in the
     /// connection's network namespace.
     ///
-    /// `attach` attaches the programs. It runs while a new device is down, and the device is up after it has succeeded. If
-    /// it fails, the state of the programs is unknown, and the device is down.
+    /// `attach` attaches the programs. It runs while a new device is down, and the device is up after it has succeeded.
+    /// If it fails, the state of the programs is unknown, and the device is down.
     ///
     /// [`Error::Foreign`] if a device that is not KNI's has the name or the port: it is named, and not changed.
     pub async fn ensure_overlay<E: From<Error>>(
@@ -85,8 +85,8 @@ impl Netlink {
         Ok(ifindex)
     }
 
-    /// A new device is down. A device of KNI that does not fit is removed only when nothing else has the port: as it is, it
-    /// still serves nodes with its port.
+    /// A new device is down. A device of KNI that does not fit is removed only when nothing else has the port: as it
+    /// is, it still serves nodes with its port.
     async fn find_or_create_overlay(&self, port: u16) -> Result<u32> {
         let (ours, others): (Vec<Vxlan>, Vec<Vxlan>) = {
             let all = self.list_vxlans().await?.into_iter();
@@ -208,8 +208,8 @@ impl Netlink {
         Ok(answers.filter_map(Vxlan::recognise).collect())
     }
 
-    /// The interface that leads to an address of another node, and the router on the way, if there is one. `None` without a
-    /// route.
+    /// The interface that leads to an address of another node, and the router on the way, if there is one. `None`
+    /// without a route.
     pub async fn way_to(&self, address: IpAddr) -> Result<Option<(u32, Option<IpAddr>)>> {
         let mut message = RouteMessage::default();
         message.header.address_family = message::family_of(address);

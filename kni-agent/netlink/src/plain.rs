@@ -106,8 +106,8 @@ impl Netlink {
         self.apply(requests).await
     }
 
-    /// Deletes the link of that name if it has that kind and, where one is given, that Ethernet address. Idempotent: returns
-    /// whether there was such a link.
+    /// Deletes the link of that name if it has that kind and, where one is given, that Ethernet address. Idempotent:
+    /// returns whether there was such a link.
     pub async fn delete_if(&self, name: &str, kind: &str, mac: Option<MacAddr>) -> Result<bool> {
         let Some(link) = self.get_link(name).await? else {
             return Ok(false);

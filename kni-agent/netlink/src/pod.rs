@@ -88,8 +88,8 @@ impl DirectNetlink {
         self.apply(requests)
     }
 
-    /// Sets the loopback interface of this connection's namespace up, ahead of [`Self::configure_pod`], which then has less
-    /// to do.
+    /// Sets the loopback interface of this connection's namespace up, ahead of [`Self::configure_pod`], which then has
+    /// less to do.
     pub fn set_loopback_up(&mut self) -> Result<()> {
         self.set_up(LOOPBACK)
     }

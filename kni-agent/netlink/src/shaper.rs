@@ -23,7 +23,8 @@ const LINKLAYER_ETHERNET: u8 = 1;
 const HANDLE: TcHandle = TcHandle { major: 1, minor: 0 };
 
 impl Netlink {
-    /// Limits the rate at which the interface sends, replacing an earlier limit. The limit is removed with the interface.
+    /// Limits the rate at which the interface sends, replacing an earlier limit. The limit is removed with the
+    /// interface.
     pub async fn shape(&self, ifindex: u32, rate: &Rate) -> Result<()> {
         let place = self.place("limit the rate").interface(format!("#{ifindex}"));
         let message = RouteNetlinkMessage::NewQueueDiscipline(discipline(ifindex, rate));

@@ -75,8 +75,8 @@ fn make(fd: RawFd, name: &IfName, multi_queue: bool) -> nix::Result<()> {
         // Signed on x86-64, unsigned on arm64.
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    // SAFETY: TUNSETIFF reads and writes one ifreq, which outlives the call; the name ends with a zero, as names have at
-    // most 15 bytes.
+    // SAFETY: TUNSETIFF reads and writes one ifreq, which outlives the call; the name ends with a zero, as names have
+    // at most 15 bytes.
     let answer = unsafe { libc::ioctl(fd, libc::TUNSETIFF, &raw mut request) };
     Errno::result(answer).map(drop)
 }

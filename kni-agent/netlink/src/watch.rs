@@ -99,9 +99,9 @@ fn concerns_node(mut bytes: &[u8]) -> bool {
 }
 
 /// The length of the first message, padding included, if its fixed headers alone (`nlmsghdr`, `ifinfomsg`, `ifaddrmsg`,
-/// `rtmsg`) show that it is about an interface of a pod, a route of the agent, or a route of another table than the main
-/// one: addresses cover the local table. Each attach causes about ten of them, and decoding their attributes took 6 % of the
-/// agent's CPU time.
+/// `rtmsg`) show that it is about an interface of a pod, a route of the agent, or a route of another table than the
+/// main one: addresses cover the local table. Each attach causes about ten of them, and decoding their attributes took
+/// 6 % of the agent's CPU time.
 fn length_if_of_pods(bytes: &[u8]) -> Option<usize> {
     let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let length = usize::try_from(word(0)?).ok()?;

@@ -1,8 +1,8 @@
 //! Embeds the eBPF object.
 //! Layer: model.
 //!
-//! A crate of its own below the programs that load it: a changed object compiles neither the driver of the dataplane nor
-//! the services above it again.
+//! A crate of its own below the programs that load it: a changed object compiles neither the driver of the dataplane
+//! nor the services above it again.
 
 #![forbid(unsafe_code)]
 

@@ -188,8 +188,8 @@ impl Lock {
         }
     }
 
-    /// Runs `spawn` while child processes inherit the descriptor. A process that another thread starts meanwhile may inherit
-    /// it too, which only prolongs the lock.
+    /// Runs `spawn` while child processes inherit the descriptor. A process that another thread starts meanwhile may
+    /// inherit it too, which only prolongs the lock.
     pub(super) fn inherited<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         set_flags(&self.file, FdFlag::empty())?;
         let spawned = spawn();

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The entry is on disk before the first plugin runs and holds everything that DEL needs, so that neither a changed or
-//! deleted configuration nor a killed agent prevents it. Running plugins of a killed agent hold the entry's lock, for which
-//! DEL waits.
+//! deleted configuration nor a killed agent prevents it. Running plugins of a killed agent hold the entry's lock, for
+//! which DEL waits.
 
 mod cache;
 mod call;

@@ -3,8 +3,8 @@
 use kni_model::{CniAttachment, IfName, NetworkName, PodRef, Sandbox, SandboxId};
 use kni_netlink::own::IFALIAS_PREFIX;
 
-/// The longest alias, in bytes: the kernel's `dev_set_alias` takes less than `IFALIASZ` (256) bytes, and rtnetlink's final zero
-/// is one of them.
+/// The longest alias, in bytes: the kernel's `dev_set_alias` takes less than `IFALIASZ` (256) bytes, and rtnetlink's
+/// final zero is one of them.
 const MOST: usize = 254;
 /// An absent word.
 const NONE: &str = "-";
@@ -21,8 +21,8 @@ pub(super) struct Owner {
     pub(super) cni: Option<String>,
 }
 
-/// `kni:NAMESPACE/POD IFNAME NETWORK SANDBOX UID CNI-NETWORK`. Words that do not fit are left out from the end; `ip link`
-/// shows it.
+/// `kni:NAMESPACE/POD IFNAME NETWORK SANDBOX UID CNI-NETWORK`. Words that do not fit are left out from the end; `ip
+/// link` shows it.
 pub(crate) fn alias(
     pod: &PodRef,
     sandbox: &str,

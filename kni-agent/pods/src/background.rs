@@ -12,8 +12,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How long no client has been served before the pool is filled. The kubelet attaches within some milliseconds after it
 /// created; pods of a burst follow each other faster than this.
 const FILL_AFTER: Duration = Duration::from_millis(50);
-/// Likewise before a provisional interface is completed. That takes tens of milliseconds (the kernel waits for all CPUs with
-/// its rtnl lock held), in which an attach would have to wait, and the interface is enforced before it too.
+/// Likewise before a provisional interface is completed. That takes tens of milliseconds (the kernel waits for all CPUs
+/// with its rtnl lock held), in which an attach would have to wait, and the interface is enforced before it too.
 const UPGRADE_AFTER: Duration = Duration::from_millis(500);
 /// Likewise before the pool shrinks.
 const SHRINK_AFTER: Duration = Duration::from_secs(2);

@@ -10,8 +10,8 @@ use crate::{
     interfaces::{deferred_removal, remove_inside, return_all},
 };
 
-/// Removes interfaces, namespaces, routes and rules, recorded ones and those that carry the agent's marks. Pods lose their
-/// interfaces. Succeeds when there is nothing.
+/// Removes interfaces, namespaces, routes and rules, recorded ones and those that carry the agent's marks. Pods lose
+/// their interfaces. Succeeds when there is nothing.
 pub async fn cleanup(contents: Contents) -> Result<(), AttachError> {
     let node = Subject::node();
     let netlink = Netlink::for_teardown().map_err(node.failed("connecting to rtnetlink"))?;

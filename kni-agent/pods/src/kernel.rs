@@ -21,8 +21,8 @@ pub(crate) struct Kernel {
     pub(crate) home: Netns,
     /// Endpoints whose host ends are down because their programs cannot be attached.
     closed: Mutex<BTreeSet<EndpointId>>,
-    /// Connections inside prewarmed namespaces, so that attaching a pod needs no thread that enters its namespace. One keeps
-    /// its namespace alive: it goes before the namespace is removed, and at the latest with the agent.
+    /// Connections inside prewarmed namespaces, so that attaching a pod needs no thread that enters its namespace. One
+    /// keeps its namespace alive: it goes before the namespace is removed, and at the latest with the agent.
     inside: Mutex<HashMap<NetnsIdentity, DirectNetlink>>,
 }
 

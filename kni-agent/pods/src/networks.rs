@@ -40,8 +40,8 @@ pub(crate) struct NetworkRegistry {
     registry: Arc<Registry>,
     kernel: Arc<Kernel>,
     plugins: Option<Plugins>,
-    /// The routes in the dataplane's tables, as this process wrote them. Held by one [`Self::apply`] at a time, before the
-    /// state's lock: routes of hundreds of networks are written without the latter.
+    /// The routes in the dataplane's tables, as this process wrote them. Held by one [`Self::apply`] at a time, before
+    /// the state's lock: routes of hundreds of networks are written without the latter.
     routes: Mutex<BTreeMap<NetworkId, NetworkRoutes>>,
 }
 
@@ -228,7 +228,8 @@ impl NetworkRegistry {
     }
 }
 
-/// Gives every network its number on this node: its earlier one, or a new one. All of them are recorded in one transaction.
+/// Gives every network its number on this node: its earlier one, or a new one. All of them are recorded in one
+/// transaction.
 fn number(
     state: &mut Locked<'_>,
     desired: Vec<(NetworkSpec, String)>,

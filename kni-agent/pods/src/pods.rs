@@ -63,7 +63,8 @@ pub struct PodsOptions {
 /// - Idempotent by sandbox: a repeated attach gives the same answer, detach and delete of unknown sandboxes succeed
 ///   (I6).
 /// - All or nothing: a failed attach leaves nothing behind, even when the agent is killed during the attach.
-/// - When attach returns, traffic flows as the policies allow; when detach returns, none does, and the addresses are free.
+/// - When attach returns, traffic flows as the policies allow; when detach returns, none does, and the addresses are
+///   free.
 /// - A call that has begun is finished even if the caller goes away, and is bounded in time.
 ///
 /// # Assumptions
@@ -243,8 +244,8 @@ impl Pods {
             .await
     }
 
-    /// Binds a namespace to a sandbox without attaching it, so that deleting the sandbox removes it. Namespaces of others
-    /// stay as they are.
+    /// Binds a namespace to a sandbox without attaching it, so that deleting the sandbox removes it. Namespaces of
+    /// others stay as they are.
     pub async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
         self.run(|service| async move { service.sandboxes.claim(&sandbox, &netns).await })
             .await
@@ -296,8 +297,8 @@ impl Pods {
             .await
     }
 
-    /// Notes which of the resting addresses ([`Self::resting`]) no other node takes for their last owners any more. Rests
-    /// that had begun to end begin anew where this is no longer so.
+    /// Notes which of the resting addresses ([`Self::resting`]) no other node takes for their last owners any more.
+    /// Rests that had begun to end begin anew where this is no longer so.
     pub fn note_withdrawals(&self, is_withdrawn: impl Fn(&NetworkName, IpAddr) -> bool) -> Result<(), AttachError> {
         rests::note_withdrawals(&self.service.registry, is_withdrawn)
     }

@@ -110,8 +110,8 @@ impl<'a> Preparation<'a> {
         (!unknown.is_empty()).then(|| others.follow(unknown))
     }
 
-    /// Waits until the node knows what other nodes have in the followed networks, so that the first packet of a pod arrives.
-    /// Not for long, and not while the API server is away: the pod has its interface, and gets the rest later.
+    /// Waits until the node knows what other nodes have in the followed networks, so that the first packet of a pod
+    /// arrives. Not for long, and not while the API server is away: the pod has its interface, and gets the rest later.
     pub(crate) async fn wait_for_others(&self, following: Option<Following<'_>>) {
         let Some(following) = following else { return };
         if !self.cluster.wait_for_others(&following, OTHERS_PATIENCE).await {
@@ -119,8 +119,8 @@ impl<'a> Preparation<'a> {
         }
     }
 
-    /// The namespace's labels, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod must be
-    /// known.
+    /// The namespace's labels, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod must
+    /// be known.
     async fn facts(&self, request: &AttachRequest) -> Result<(Labels, Option<Arc<PodFacts>>), AttachError> {
         let mut changes = self.cluster.changes();
         let mut missing;
@@ -148,8 +148,8 @@ impl<'a> Preparation<'a> {
         }
     }
 
-    /// A network without enough free addresses on the node gets blocks, if any is left. The controller of blocks usually
-    /// claimed them when the pod was assigned to the node.
+    /// A network without enough free addresses on the node gets blocks, if any is left. The controller of blocks
+    /// usually claimed them when the pod was assigned to the node.
     async fn wait_for_blocks(&self, request: &AttachRequest, additional: &[AttachRequest]) {
         loop {
             let mut changes = self.registry.changes();

@@ -166,8 +166,8 @@ impl Pods {
         known.map(|(name, _)| name.clone())
     }
 
-    /// An address that this node may lease in a network, and that no pod has; it may be leased at any moment, but is the last
-    /// one that is.
+    /// An address that this node may lease in a network, and that no pod has; it may be leased at any moment, but is
+    /// the last one that is.
     pub fn spare_address(&self, network: NetworkId, ipv4: bool) -> Option<IpAddr> {
         let state = self.service.registry.lock();
         let known = state.networks.values().find(|known| known.network.id == network)?;

@@ -19,8 +19,8 @@ use crate::{
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How long no client has been served before devices are deleted: `DeleteNetwork` follows a detach at once, and waits for
-/// the same grace periods of the kernel.
+/// How long no client has been served before devices are deleted: `DeleteNetwork` follows a detach at once, and waits
+/// for the same grace periods of the kernel.
 const QUIET: Duration = Duration::from_millis(10);
 /// Clients that call without a pause do not hold up deletions for longer than this.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
@@ -115,8 +115,8 @@ impl Reaper {
         }
     }
 
-    /// Waits until queued interfaces are gone and their endpoint numbers free, which `removed` is notified of: at most until
-    /// this time, and not at all if none is queued. False if none went.
+    /// Waits until queued interfaces are gone and their endpoint numbers free, which `removed` is notified of: at most
+    /// until this time, and not at all if none is queued. False if none went.
     pub(crate) async fn wait_for_removal(&self, removed: Notified<'_>, until: Instant) -> bool {
         let is_queued = !self.registry.lock().removals.is_empty();
         let left = if is_queued {
@@ -148,8 +148,8 @@ async fn quiet(registry: &Registry) {
     }
 }
 
-/// The interface of a namespace that is gone went with it, and the kernel gives the identity of such a namespace to a new
-/// one: only interfaces that exist count.
+/// The interface of a namespace that is gone went with it, and the kernel gives the identity of such a namespace to a
+/// new one: only interfaces that exist count.
 fn is_queued(registry: &Registry, netns: NetnsIdentity, exists: impl Fn(&Removal) -> bool) -> bool {
     let state = registry.lock();
     let mut queued = state.removals.values();

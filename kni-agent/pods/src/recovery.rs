@@ -1,7 +1,7 @@
 //! Decides at the start whether objects without a record are removed, or whether their records are rebuilt.
 //!
-//! Objects with the agent's marks and without a record are leftovers of a killed agent, a few at most. After the loss of
-//! the state they are the interfaces of running pods.
+//! Objects with the agent's marks and without a record are leftovers of a killed agent, a few at most. After the loss
+//! of the state they are the interfaces of running pods.
 
 mod namespaces;
 mod rebuild;

@@ -1,10 +1,10 @@
 //! Keeps the addresses of pods that are gone from other pods for as long as other nodes may take them for the old ones.
 //!
 //! Other nodes learn a pod's addresses from what this node has written at the API server. After a pod is gone, its
-//! addresses rest: until that is withdrawn, which the controllers report, and [`REST`] longer. The store records each rest
-//! in the transaction that ends the lease, so a restart neither shortens nor omits it. The record stays while the last owner
-//! has the address again, in case it is returned unused. Without a cluster no other node knows the addresses, and none
-//! rests.
+//! addresses rest: until that is withdrawn, which the controllers report, and [`REST`] longer. The store records each
+//! rest in the transaction that ends the lease, so a restart neither shortens nor omits it. The record stays while the
+//! last owner has the address again, in case it is returned unused. Without a cluster no other node knows the
+//! addresses, and none rests.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},

@@ -2,7 +2,8 @@
 //!
 //! Order: records, then policies, then adoption, then the sweep; nothing is swept before every record was read, and
 //! nothing at all after the loss of the state, when missing records are rebuilt from the kernel (I3).
-//! Traffic of adopted interfaces never stops: their rows stay as they are and their links move to the new programs in place.
+//! Traffic of adopted interfaces never stops: their rows stay as they are and their links move to the new programs in
+//! place.
 
 use std::{collections::BTreeSet, sync::Arc};
 

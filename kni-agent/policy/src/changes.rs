@@ -41,8 +41,8 @@ impl Changes {
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     counts: BTreeMap<u32, usize>,
-    /// The identities whose first use began, or whose last use ended, since [`Self::note_processed`]; and whether they were in use
-    /// before.
+    /// The identities whose first use began, or whose last use ended, since [`Self::note_processed`]; and whether they
+    /// were in use before.
     changed: BTreeMap<u32, bool>,
 }
 

@@ -55,7 +55,8 @@ impl Default for Compiler {
 }
 
 impl Compiler {
-    /// Updates the tables for these changes of the pods. Those of `closed` namespaces have their policies without rules.
+    /// Updates the tables for these changes of the pods. Those of `closed` namespaces have their policies without
+    /// rules.
     pub(super) fn compile(
         &mut self,
         pods: &Pods,

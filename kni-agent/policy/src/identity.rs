@@ -151,8 +151,8 @@ impl PeerIndex {
         identity
     }
 
-    /// The ranges that policies name, outer ones first, each with its identity. Without those that are one of the addresses
-    /// `hosts`.
+    /// The ranges that policies name, outer ones first, each with its identity. Without those that are one of the
+    /// addresses `hosts`.
     pub(super) fn regions(
         &mut self,
         hosts: &BTreeMap<Prefix, u32>,
@@ -180,8 +180,8 @@ impl PeerIndex {
     }
 }
 
-/// The prefixes of a network whose identity differs from that of the surrounding prefix, outer prefixes first. Every address
-/// that does not belong to a local endpoint has the identity of its longest prefix, or identity 0 without one.
+/// The prefixes of a network whose identity differs from that of the surrounding prefix, outer prefixes first. Every
+/// address that does not belong to a local endpoint has the identity of its longest prefix, or identity 0 without one.
 pub(super) fn rows(regions: &[(Prefix, u32)], hosts: &BTreeMap<Prefix, u32>) -> Vec<(Prefix, u32)> {
     let mut all = regions.to_vec();
     if !hosts.is_empty() {

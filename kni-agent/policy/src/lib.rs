@@ -145,8 +145,8 @@ impl PolicyEngine {
     /// rewrites every row that it may have changed.
     ///
     /// After each step, every packet is evaluated as before the first step or as after the last one, for each direction
-    /// separately. Where [`Self::has_postponed`], it may be denied instead. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
-    /// plan.
+    /// separately. Where [`Self::has_postponed`], it may be denied instead. The plan removes endpoints of adopted
+    /// tables whose pods were not put: put all pods before the first plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
         let mut changes = self.pods.take_changes();
         changes.all |= std::mem::take(&mut self.is_stale);

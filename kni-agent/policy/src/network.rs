@@ -99,8 +99,8 @@ impl Network {
         }
     }
 
-    /// Updates the prefixes of addresses, while the sets are the same. Returns `false` where a policy names one of them as a
-    /// range: then the prefixes must be computed anew.
+    /// Updates the prefixes of addresses, while the sets are the same. Returns `false` where a policy names one of them
+    /// as a range: then the prefixes must be computed anew.
     pub(super) fn update(
         &mut self,
         addresses: &BTreeSet<IpAddr>,

@@ -6,8 +6,8 @@ use futures::{FutureExt as _, future::BoxFuture};
 
 /// The longest delay.
 const LONGEST: Duration = Duration::from_millis(500);
-/// The watches that neither an attach nor the traffic of a pod waits for: definitions of other tools, which only pods wait for
-/// that name one, and the node's own report.
+/// The watches that neither an attach nor the traffic of a pod waits for: definitions of other tools, which only pods
+/// wait for that name one, and the node's own report.
 const LATER: [&str; 2] = ["watch-network-attachment-definitions", "watch-own-nodenetwork"];
 
 fn delay() -> Duration {

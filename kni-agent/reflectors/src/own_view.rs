@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kni_api::PodNetworkStatus;
 use kni_crd::PodNetwork;
 
-/// The network without the figures and conditions that kni-controller reports, which change as pods come and go in the whole
-/// cluster.
+/// The network without the figures and conditions that kni-controller reports, which change as pods come and go in the
+/// whole cluster.
 pub(super) fn of_node(mut object: PodNetwork) -> Arc<PodNetwork> {
     object.metadata.managed_fields = None;
     object.metadata.resource_version = None;

@@ -141,7 +141,8 @@ where
         let mut last_error = String::new();
         let mut restores = cache.restores();
         let mut events = pin!(watcher(api, config).backoff(counts.pauses()));
-        // A list is requested at the beginning, or after an error, and may be older than what the agent writes meanwhile.
+        // A list is requested at the beginning, or after an error, and may be older than what the agent writes
+        // meanwhile.
         let mut before_list = self.writes(cache);
         loop {
             let next = async {

@@ -1,7 +1,7 @@
 //! Bounds every request to the API server in time, and counts the answers.
 //!
-//! A watch may stay open for as long as something arrives: the API server sends a bookmark about once a minute. Any other
-//! request is complete within a fixed time, answer included, or fails; its caller repeats it.
+//! A watch may stay open for as long as something arrives: the API server sends a bookmark about once a minute. Any
+//! other request is complete within a fixed time, answer included, or fails; its caller repeats it.
 
 use std::{
     collections::BTreeMap,

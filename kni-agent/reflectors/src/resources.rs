@@ -40,9 +40,9 @@ use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow, Table, Tables
 
 /// The version of our own API group.
 const VERSION: &str = "v1alpha1";
-/// Label of the nodes of the control plane. Admission plugin `NodeRestriction` refuses it from kubelets: of the labels under
-/// `kubernetes.io` they may write some well-known ones and those of `kubelet.kubernetes.io` and `node.kubernetes.io`, at
-/// registration and later.
+/// Label of the nodes of the control plane. Admission plugin `NodeRestriction` refuses it from kubelets: of the labels
+/// under `kubernetes.io` they may write some well-known ones and those of `kubelet.kubernetes.io` and
+/// `node.kubernetes.io`, at registration and later.
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 /// The API group of the Network Plumbing Working Group.
 const NPWG: &str = "k8s.cni.cncf.io";
@@ -302,8 +302,8 @@ fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
     );
 }
 
-/// Follows the members of networks: those of the node itself, which it writes, and those of all nodes in the networks that
-/// it has pods in.
+/// Follows the members of networks: those of the node itself, which it writes, and those of all nodes in the networks
+/// that it has pods in.
 fn reflect_members(watches: &mut Watches<'_>, own: watcher::Config) {
     reflect_recent::<NetworkMembers>(
         watches,

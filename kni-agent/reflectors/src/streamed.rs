@@ -3,8 +3,8 @@
 use http::{Request, Uri, uri::PathAndQuery};
 use kube::client::Body;
 
-/// kube begins such a watch at version 0: any state that a cache of the API server has. A list must not be older than what
-/// the agent has written before, so the version is left out, which asks for the newest state.
+/// kube begins such a watch at version 0: any state that a cache of the API server has. A list must not be older than
+/// what the agent has written before, so the version is left out, which asks for the newest state.
 pub(super) fn newest(mut request: Request<Body>) -> Request<Body> {
     if let Some(uri) = of_newest(request.uri()) {
         *request.uri_mut() = uri;

@@ -88,7 +88,8 @@ impl WatchState {
         }
     }
 
-    /// Whether lists arrive as the beginning of a watch, object by object. So neither side holds a whole list in memory.
+    /// Whether lists arrive as the beginning of a watch, object by object. So neither side holds a whole list in
+    /// memory.
     pub(super) fn streams_lists(&self) -> bool {
         !self.not_streamed.load(Ordering::Relaxed)
     }

@@ -25,8 +25,8 @@ pub(super) const NAME: &str = "state.redb";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 /// Space that is reserved for the file, so that commits of the usual size need none: some thousand rows.
 const RESERVED: i64 = 4 << 20;
-/// Memory for pages of the file, in bytes: those of some commits. Without a bound, every page that was ever written would stay
-/// in memory, although rows are read only when the file is opened.
+/// Memory for pages of the file, in bytes: those of some commits. Without a bound, every page that was ever written
+/// would stay in memory, although rows are read only when the file is opened.
 const CACHE: usize = 256 << 10;
 /// Table with the properties of the file, and its keys.
 const META: TextTable = TableDefinition::new("meta");

@@ -129,7 +129,8 @@ impl Held {
         }
     }
 
-    /// Writes the copy, with the number of the last change in the file; anew as a whole where it lacks an earlier change.
+    /// Writes the copy, with the number of the last change in the file; anew as a whole where it lacks an earlier
+    /// change.
     pub(super) fn write_copy(&mut self, edits: &[Edit]) {
         let Some(copy) = &self.copy else { return };
         let in_file = choose::in_file_edit(self.in_file);

@@ -1,13 +1,13 @@
 //! Keeps the agent's records across restarts of the agent, but not of the node.
 //! Layer: driver.
 //!
-//! One redb file on tmpfs, and a copy in memory of the kernel ([`RecordCopy`]). Each row is JSON with a version, so that
-//! a newer agent can read an older one's rows. A commit is complete when the call returns: killing the agent at any time
-//! loses nothing (I5). The copy has it then, which costs microseconds; the file gets the changes of some time in one
-//! transaction ([`Store::write_file`]), because each of its transactions costs a tenth of a millisecond or more. Both live in
-//! memory of the node, for as long as the node runs. Where there is no copy, or it cannot be written, a change waits for the
-//! file. A file that is lost, damaged or older than it was is replaced by the copy; rows that cannot be decoded are
-//! quarantined.
+//! One redb file on tmpfs, and a copy in memory of the kernel ([`RecordCopy`]). Each row is JSON with a version, so
+//! that a newer agent can read an older one's rows. A commit is complete when the call returns: killing the agent at
+//! any time loses nothing (I5). The copy has it then, which costs microseconds; the file gets the changes of some time
+//! in one transaction ([`Store::write_file`]), because each of its transactions costs a tenth of a millisecond or more.
+//! Both live in memory of the node, for as long as the node runs. Where there is no copy, or it cannot be written, a
+//! change waits for the file. A file that is lost, damaged or older than it was is replaced by the copy; rows that
+//! cannot be decoded are quarantined.
 
 mod choose;
 mod copy;
@@ -184,7 +184,8 @@ impl fmt::Debug for Store {
 struct Inner {
     dir: PathBuf,
     boot: String,
-    /// Held while the file is written, opened or given up. Taken before `held`, which is free meanwhile where that is possible.
+    /// Held while the file is written, opened or given up. Taken before `held`, which is free meanwhile where that is
+    /// possible.
     file_turn: Mutex<()>,
     held: Mutex<Held>,
 }
@@ -292,14 +293,14 @@ impl Store {
         self.held().uplink()
     }
 
-    /// Applies a change; it is durable when this returns. [`StoreError::Unwritable`] while the file cannot be written: then
-    /// nothing is changed, and the effect that it would record must not happen (I5).
+    /// Applies a change; it is durable when this returns. [`StoreError::Unwritable`] while the file cannot be written:
+    /// then nothing is changed, and the effect that it would record must not happen (I5).
     pub fn commit(&self, change: Change) -> Result<(), StoreError> {
         self.apply(change, true)
     }
 
-    /// Applies a change that must not wait for the file, such as the end of a sandbox: at once in memory and in the copy,
-    /// and in the file as soon as that can be written.
+    /// Applies a change that must not wait for the file, such as the end of a sandbox: at once in memory and in the
+    /// copy, and in the file as soon as that can be written.
     pub fn commit_deferred(&self, change: Change) -> Result<(), StoreError> {
         self.apply(change, false)
     }
@@ -352,9 +353,9 @@ impl Store {
         self.inner.write_behind();
     }
 
-    /// Writes to the file what it does not have yet. Looks after it: opens it again after a failure, with increasing pauses,
-    /// compares it with the rows in memory and writes the differences; replaces a file that was removed or replaced. Call it
-    /// a few times per second. Blocks.
+    /// Writes to the file what it does not have yet. Looks after it: opens it again after a failure, with increasing
+    /// pauses, compares it with the rows in memory and writes the differences; replaces a file that was removed or
+    /// replaced. Call it a few times per second. Blocks.
     pub fn maintain(&self) {
         let _turn = self.inner.file_turn();
         self.inner.write_behind();

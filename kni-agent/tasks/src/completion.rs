@@ -15,8 +15,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 #[error("the work panicked")]
 pub struct Panicked;
 
-/// Runs `work` on the caller's task. If the caller drops the future before its end, the rest of the work runs on a task of
-/// its own; a dropped future that was never polled has not begun, and nothing runs.
+/// Runs `work` on the caller's task. If the caller drops the future before its end, the rest of the work runs on a task
+/// of its own; a dropped future that was never polled has not begun, and nothing runs.
 ///
 /// A task for each such piece of work would do the same, but its changes of tasks may each wake another thread.
 pub fn to_completion<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> ToCompletion<T> {
@@ -71,8 +71,8 @@ impl<T: Send + 'static> Drop for ToCompletion<T> {
 }
 
 /// Runs work that may wait inside the kernel on the calling thread; the runtime gives the other tasks of the thread to
-/// another one. Unlike with `spawn_blocking`, the caller waits for no other thread. In a runtime of one thread, as in tests,
-/// the other tasks wait.
+/// another one. Unlike with `spawn_blocking`, the caller waits for no other thread. In a runtime of one thread, as in
+/// tests, the other tasks wait.
 pub fn in_place<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
     let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
     let work = || catch_unwind(AssertUnwindSafe(work)).map_err(|_payload| Panicked);

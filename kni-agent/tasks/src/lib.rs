@@ -1,8 +1,8 @@
 //! Supervises background tasks: reports the first one that ends, and those that make no progress.
 //! Layer: service.
 //!
-//! A program whose task has ended must exit: a new process takes over without an interruption, while a program that runs
-//! on without one of its tasks stays incomplete for as long as it runs.
+//! A program whose task has ended must exit: a new process takes over without an interruption, while a program that
+//! runs on without one of its tasks stays incomplete for as long as it runs.
 
 mod completion;
 mod fault;
@@ -106,15 +106,15 @@ impl Tasks {
         }
     }
 
-    /// Runs `work`, which must not end before the program does. `name` identifies it in logs, metrics and probes; a second
-    /// task of one name takes the place of the first one there. The work calls [`waiting`] where it waits for something to
-    /// do. Call it inside a tokio runtime.
+    /// Runs `work`, which must not end before the program does. `name` identifies it in logs, metrics and probes; a
+    /// second task of one name takes the place of the first one there. The work calls [`waiting`] where it waits for
+    /// something to do. Call it inside a tokio runtime.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         self.start(name, self.shared.limit, false, work);
     }
 
-    /// [`Self::spawn`] of work whose steps take up to `limit`. Where the tasks have another limit than [`LIMIT`], in tests,
-    /// this one changes in proportion.
+    /// [`Self::spawn`] of work whose steps take up to `limit`. Where the tasks have another limit than [`LIMIT`], in
+    /// tests, this one changes in proportion.
     pub fn spawn_slow(&self, name: &'static str, limit: Duration, work: impl Future<Output = ()> + Send + 'static) {
         self.start(name, self.scaled(limit), false, work);
     }

@@ -64,7 +64,8 @@ impl Pulse {
     }
 }
 
-/// Runs a task until it ends, and notes every `tick` that the runtime still runs it. After a fault it ends too, or is never polled again.
+/// Runs a task until it ends, and notes every `tick` that the runtime still runs it. After a fault it ends too, or is
+/// never polled again.
 pub(super) async fn run(
     (pulse, tick): (Arc<Pulse>, Duration),
     work: impl Future<Output = ()>,

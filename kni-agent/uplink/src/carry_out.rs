@@ -105,8 +105,8 @@ impl Uplink {
         first_failure(&missing)
     }
 
-    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address. While one
-    /// that several nodes share is on its way to this node, its flows stay: the dataplane drops their packets.
+    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address. While
+    /// one that several nodes share is on its way to this node, its flows stay: the dataplane drops their packets.
     fn set_egress(
         &self,
         state: &mut State,

@@ -292,8 +292,8 @@ mod tests {
         }
     }
 
-    /// With the right to all addresses but those that end in 99. Those that end in 70 and 71 are shared; other nodes answer
-    /// for the latter.
+    /// With the right to all addresses but those that end in 99. Those that end in 70 and 71 are shared; other nodes
+    /// answer for the latter.
     fn out(spec: &NetworkSpec, interface: &PolicyInterface, requested: &[&str]) -> Egress {
         let own = [ip("192.0.2.9"), ip("192.0.2.10")].into();
         let requested: Vec<_> = requested.iter().map(|text| (ip(text), policy())).collect();

@@ -360,7 +360,8 @@ impl Uplink {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for it.
+    /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for
+    /// it.
     pub fn view(&self) -> UplinkView {
         let shown = lock(&self.shown).clone();
         let unserved = shown.node_unserved.map(|reason| format!("{NODE_UNSERVED}: {reason}"));
@@ -401,8 +402,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of the ports that sockets of the node get, too; a connection of the node and one of a pod from the same port
-/// to the same server would take each other's answers.
+/// The number of the ports that sockets of the node get, too; a connection of the node and one of a pod from the same
+/// port to the same server would take each other's answers.
 fn shared_ports(ports: &RangeInclusive<u16>) -> u32 {
     let shared = match LocalPorts::read() {
         Ok(local) => local.shared_with(ports),

@@ -18,8 +18,8 @@ use super::{State, Uplink};
 pub type EgressRights = BTreeMap<(EgressUser, IpAddr), Result<EgressWay, EgressRefusal>>;
 
 impl Uplink {
-    /// Replaces the rights; they are applied in the background. `answering`: the addresses that this node takes for pods
-    /// of other nodes, whether or not it has pods that leave with them. Returns the version of the rights; see
+    /// Replaces the rights; they are applied in the background. `answering`: the addresses that this node takes for
+    /// pods of other nodes, whether or not it has pods that leave with them. Returns the version of the rights; see
     /// [`Self::applied_rights`]. Waits for a change that is being carried out.
     pub fn set_rights(&self, rights: EgressRights, answering: BTreeSet<IpAddr>) -> u64 {
         let mut state = self.state();

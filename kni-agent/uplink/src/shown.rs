@@ -1,5 +1,5 @@
-//! Publishes what operators see of the uplink: a status never waits for a change that is being carried out, and is never
-//! older than the change before it.
+//! Publishes what operators see of the uplink: a status never waits for a change that is being carried out, and is
+//! never older than the change before it.
 
 use std::{
     net::IpAddr,

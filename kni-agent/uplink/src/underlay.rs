@@ -18,8 +18,8 @@ pub struct UnderlayAddress {
 }
 
 impl Uplink {
-    /// The addresses of the node's interfaces that are up, in the order of the kernel. Not those of pods, not those added
-    /// for pods, and none that is not confirmed to be unique yet. Reads them anew.
+    /// The addresses of the node's interfaces that are up, in the order of the kernel. Not those of pods, not those
+    /// added for pods, and none that is not confirmed to be unique yet. Reads them anew.
     pub async fn underlay_addresses(&self) -> Result<Vec<UnderlayAddress>, UplinkError> {
         let addresses = node::read_addresses(&self.netlink).await?;
         let links = self.netlink.list_links().await?;

@@ -90,8 +90,8 @@ impl Uplink {
         }
     }
 
-    /// The addresses that cannot be used: gateways, neighbours, addresses that a host answers for. What the kernel knows of
-    /// the neighbour with an address in `moving` may be the node that had it before: such a one is asked.
+    /// The addresses that cannot be used: gateways, neighbours, addresses that a host answers for. What the kernel
+    /// knows of the neighbour with an address in `moving` may be the node that had it before: such a one is asked.
     fn examine(
         &self,
         uplink: &UplinkLink,

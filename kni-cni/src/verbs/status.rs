@@ -26,8 +26,8 @@ pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniEr
     judge(&networks.networks, config.network.as_deref()).map_err(unavailable)
 }
 
-/// Checks that the node serves the network that pods join. A network without addresses is served: the runtime would make
-/// the node not ready, and Kubernetes would evict its pods, which are healthy. ADD reports the shortage.
+/// Checks that the node serves the network that pods join. A network without addresses is served: the runtime would
+/// make the node not ready, and Kubernetes would evict its pods, which are healthy. ADD reports the shortage.
 fn judge(networks: &[Network], wanted: Option<&str>) -> Result<(), String> {
     let is = |network: &&Network, key: &str| network.extradata.get(key).is_some_and(|value| value == "true");
     let found = match wanted {

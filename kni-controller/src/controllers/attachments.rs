@@ -33,8 +33,8 @@ pub(super) struct AttachmentStatus {
 }
 
 impl AttachmentStatus {
-    /// Whether the difference between the status of an object and the desired one can wait: it is how many pods have the
-    /// interface.
+    /// Whether the difference between the status of an object and the desired one can wait: it is how many pods have
+    /// the interface.
     fn can_wait(
         &mut self,
         key: &Key,

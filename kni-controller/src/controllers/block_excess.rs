@@ -1,6 +1,7 @@
 //! Finds nodes that hold more empty address blocks of a network than their pods can need. Pure but for its memory.
 //!
-//! Such blocks are reported and not released: a node that does not reach the API server may lease from them at any moment.
+//! Such blocks are reported and not released: a node that does not reach the API server may lease from them at any
+//! moment.
 
 #[cfg(test)]
 mod tests;

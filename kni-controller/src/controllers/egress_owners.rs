@@ -206,8 +206,8 @@ pub(super) fn first_shares(tables: &Tables, address: IpAddr, found: &Use) -> Vec
     shares.next(&Unused::new(), &mut Unused::new(), (Timestamp::now(), Instant::now()))
 }
 
-/// Whether the node that is to answer for an address does so for pods of other nodes although it has none itself. An agent of
-/// an earlier release reports that it does not use the address.
+/// Whether the node that is to answer for an address does so for pods of other nodes although it has none itself. An
+/// agent of an earlier release reports that it does not use the address.
 fn answers_for_others(claim: &EgressAddressClaim) -> bool {
     let conditions = claim.status.iter().flat_map(|status| &status.conditions);
     let mut ready = conditions.filter(|condition| condition.type_ == "Ready");

@@ -247,8 +247,8 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
     ]
 }
 
-/// Whether a node enforces an egress policy of a resource version. Versions are compared within the kind only: watches of
-/// different kinds are not ordered among each other.
+/// Whether a node enforces an egress policy of a resource version. Versions are compared within the kind only: watches
+/// of different kinds are not ordered among each other.
 fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> bool {
     let kind = PolicyKind::EgressPolicy.as_str();
     // Agents of an earlier release report one version.

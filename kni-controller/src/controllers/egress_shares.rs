@@ -1,7 +1,7 @@
 //! Decides which unit of the ports of an egress address each node has whose pods leave with it. Pure.
 //!
-//! A unit that a node no longer needs rests before another node gets it: packets of the former one may be on the way, and
-//! peers may remember its connections.
+//! A unit that a node no longer needs rests before another node gets it: packets of the former one may be on the way,
+//! and peers may remember its connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,8 @@ pub(super) const REST: Duration = Duration::from_mins(1);
 /// A time that is later than now by more than this is not true: the clock was stepped back.
 const LATER: Duration = Duration::from_mins(1);
 
-/// When this term first saw a unit unused, by address, unit and UID of the node. The clock may be stepped; this time is not.
+/// When this term first saw a unit unused, by address, unit and UID of the node. The clock may be stepped; this time is
+/// not.
 pub(super) type Unused = BTreeMap<(String, u8, String), Instant>;
 
 /// What the shares of an address are derived from.
@@ -31,7 +32,8 @@ pub(super) struct Shares<'a> {
 }
 
 impl Shares<'_> {
-    /// The shares as they should be. `seen` are the unused units as of the round before, `unused` collects the present ones.
+    /// The shares as they should be. `seen` are the unused units as of the round before, `unused` collects the present
+    /// ones.
     pub(super) fn next(
         &self,
         seen: &Unused,

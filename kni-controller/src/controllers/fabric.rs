@@ -1,7 +1,8 @@
 //! Decides how packets of a network cross from node to node, once for all nodes.
 //!
-//! Agents read the decision in the status and nothing else, so a network is never Overlay on one node and None on another
-//! but for the time that the status takes to reach them. A change of the spec takes effect with the write of the status.
+//! Agents read the decision in the status and nothing else, so a network is never Overlay on one node and None on
+//! another but for the time that the status takes to reach them. A change of the spec takes effect with the write of
+//! the status.
 
 use kni_api::{Condition, Fabric, IN_USE_FINALIZER};
 use kni_crd::PodNetwork;
@@ -10,8 +11,9 @@ use kube::ResourceExt as _;
 /// Type of the condition.
 const CONDITION: &str = "FabricChosen";
 
-/// The fabric of a network: that of the spec, else the one decided before. A network without either is new, or from before there
-/// were fabrics: then an earlier release has given it conditions and its finalizer, and it keeps what it had.
+/// The fabric of a network: that of the spec, else the one decided before. A network without either is new, or from
+/// before there were fabrics: then an earlier release has given it conditions and its finalizer, and it keeps what it
+/// had.
 pub(super) fn fabric(object: &PodNetwork) -> Fabric {
     if let Some(asked) = object.spec.fabric {
         return asked;

@@ -1,5 +1,5 @@
-//! Removes `PodInterface`s that claim the pod of another node, or have the name of its object: the pod's own node may not
-//! overwrite them, and could not report the pod.
+//! Removes `PodInterface`s that claim the pod of another node, or have the name of its object: the pod's own node may
+//! not overwrite them, and could not report the pod.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kni_api::{

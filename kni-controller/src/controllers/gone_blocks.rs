@@ -1,8 +1,8 @@
 //! Releases the address blocks of nodes that have left the cluster.
 //!
-//! Another node may claim a block some time after no report lists the pods of the node any more: until then other nodes take
-//! its addresses for theirs. A node that comes back finds its blocks deleted, leases from none of them, and claims each one
-//! anew in which it still has pods.
+//! Another node may claim a block some time after no report lists the pods of the node any more: until then other nodes
+//! take its addresses for theirs. A node that comes back finds its blocks deleted, leases from none of them, and claims
+//! each one anew in which it still has pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 

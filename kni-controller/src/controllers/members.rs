@@ -1,6 +1,6 @@
-//! Confirms the members of networks: adds the labels of the pods to what the nodes report, and refuses what other objects
-//! contradict. Removes the reports of nodes that have left the cluster, of networks that do not exist, and those above the
-//! number that a node can need.
+//! Confirms the members of networks: adds the labels of the pods to what the nodes report, and refuses what other
+//! objects contradict. Removes the reports of nodes that have left the cluster, of networks that do not exist, and
+//! those above the number that a node can need.
 //!
 //! A report gives an address the identity of a pod on all nodes. So a member is confirmed only if its pod exists, with
 //! this UID and on this node, and if its addresses lie in blocks of the node in this network.
@@ -327,8 +327,8 @@ impl Members {
         Some(changed)
     }
 
-    /// The write that makes the status right; `None` if it is. An object with a name of another node's objects is deleted:
-    /// that node could not report its pods.
+    /// The write that makes the status right; `None` if it is. An object with a name of another node's objects is
+    /// deleted: that node could not report its pods.
     fn write_of(&self, tables: &Tables, key: &Key, object: &NetworkMembers) -> Option<Write> {
         let spec = &object.spec;
         if !key.name.starts_with(&prefix(&spec.network, &spec.node_name)) {

@@ -266,8 +266,8 @@ async fn is_network_there(context: &Context, object: &NetworkNumber) -> kube::Re
     Ok(found.is_some_and(|found| found.metadata.uid.as_ref() == Some(&object.spec.network_uid)))
 }
 
-/// Claims a number. One that another network has is passed over; an object of this network, of a request whose answer was
-/// lost, is its number.
+/// Claims a number. One that another network has is passed over; an object of this network, of a request whose answer
+/// was lost, is its number.
 async fn create(context: &Context, network: &str, uid: &str) -> kube::Result<()> {
     let api: Api<NetworkNumber> = Api::all(context.client.clone());
     let (free, since) = {

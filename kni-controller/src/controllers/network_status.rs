@@ -26,8 +26,8 @@ pub(super) const PROGRAMMED: &str = "Programmed";
 /// The condition that names nodes with too many blocks.
 pub(super) const BLOCKS_EXCEEDED: &str = "BlocksExceeded";
 
-/// The part of a status that changes with pods, claims and nodes, and of which no one needs every value: counts, and what
-/// condition `Programmed` states about them.
+/// The part of a status that changes with pods, claims and nodes, and of which no one needs every value: counts, and
+/// what condition `Programmed` states about them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Figures {
     addresses: AddressCounts,
@@ -49,8 +49,8 @@ impl Figures {
         }
     }
 
-    /// A status with these figures, but for a change between no interfaces and some, on which the deletion of the network
-    /// depends, and for what is not only a message.
+    /// A status with these figures, but for a change between no interfaces and some, on which the deletion of the
+    /// network depends, and for what is not only a message.
     pub(super) fn apart_from(&self, status: &PodNetworkStatus) -> PodNetworkStatus {
         let mut status = status.clone();
         status.addresses = self.addresses;
@@ -119,8 +119,8 @@ pub(super) fn network_status(
     status
 }
 
-/// Adds the condition for nodes that hold more empty blocks than their pods can need. A network has none before the first
-/// such node. Its message changes with the nodes only.
+/// Adds the condition for nodes that hold more empty blocks than their pods can need. A network has none before the
+/// first such node. Its message changes with the nodes only.
 pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, nodes: Option<&BTreeSet<String>>) {
     let mut conditions = status.conditions.iter();
     let generation = object.metadata.generation;

@@ -1,8 +1,9 @@
-//! Confirms the addresses at which other nodes reach a node, as its agent reports them, and removes the endpoints of nodes that have left
-//! the cluster.
+//! Confirms the addresses at which other nodes reach a node, as its agent reports them, and removes the endpoints of
+//! nodes that have left the cluster.
 //!
 //! Other nodes send the packets of pods to a confirmed address, and believe packets from it. So an address is confirmed
-//! only if the node has it according to its `Node`, if it is not reserved for anything else, and for one node at a time.
+//! only if the node has it according to its `Node`, if it is not reserved for anything else, and for one node at a
+//! time.
 
 mod reserved;
 #[cfg(test)]
@@ -44,7 +45,8 @@ pub(super) struct NodeEndpoints {
     claims: BTreeMap<IpAddr, BTreeSet<Key>>,
     /// The reverse of it.
     addresses: BTreeMap<Key, BTreeSet<IpAddr>>,
-    /// The object for which an address was confirmed last, with its UID: it keeps the address while its status is written.
+    /// The object for which an address was confirmed last, with its UID: it keeps the address while its status is
+    /// written.
     holders: BTreeMap<IpAddr, (Key, Option<String>)>,
     /// What remains to be written.
     outstanding: BTreeMap<Key, Write>,
@@ -196,8 +198,8 @@ impl NodeEndpoints {
         touched
     }
 
-    /// The write that makes the object right; `None` if it is. One that has the name of another node's object is deleted:
-    /// that node could not report its own.
+    /// The write that makes the object right; `None` if it is. One that has the name of another node's object is
+    /// deleted: that node could not report its own.
     fn write_of(&mut self, tables: &Tables, key: &Key, object: &NodeEndpoint) -> Option<Write> {
         if object.spec.node_name != key.name {
             return object.uid().map(Write::Delete);
@@ -254,9 +256,9 @@ impl NodeEndpoints {
         }
     }
 
-    /// The object for which an address is confirmed: the one for which it is already, else the oldest, else the one with the
-    /// lowest name. `None` while it is confirmed for a node that may not have it: no other one gets it before that is
-    /// withdrawn.
+    /// The object for which an address is confirmed: the one for which it is already, else the oldest, else the one
+    /// with the lowest name. `None` while it is confirmed for a node that may not have it: no other one gets it before
+    /// that is withdrawn.
     fn holder(&self, tables: &Tables, address: IpAddr) -> Option<Key> {
         let keys = self.claims.get(&address).into_iter().flatten();
         let rows = keys.filter_map(|key| Some((key, tables.node_endpoints.rows().get(key)?)));

@@ -53,7 +53,8 @@ pub(crate) trait Reconciler: Send + 'static {
     /// The change of one object.
     type Write: Send + 'static;
 
-    /// On whose behalf a write is made. Writes of different shares take turns, so that one with many delays only its own.
+    /// On whose behalf a write is made. Writes of different shares take turns, so that one with many delays only its
+    /// own.
     #[expect(
         clippy::unnecessary_literal_bound,
         reason = "other implementations borrow it from the write"

@@ -1,5 +1,5 @@
-//! Writes `spec.access` of networks from before that field, so that an upgrade locks no pod out. Each network is examined
-//! once.
+//! Writes `spec.access` of networks from before that field, so that an upgrade locks no pod out. Each network is
+//! examined once.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,8 +1,9 @@
 //! Removes address blocks whose network does not exist, by name and UID, and in which no pod has an address.
 //!
-//! An agent releases such blocks by itself. They stay where none does, or where a token of the node was used to claim them: the
-//! API server cannot refuse a claim because a network does not exist, and a later network of that name could not use the
-//! range. A block is deleted first, which its node sees and answers by releasing it, and is taken away from a node that does not.
+//! An agent releases such blocks by itself. They stay where none does, or where a token of the node was used to claim
+//! them: the API server cannot refuse a claim because a network does not exist, and a later network of that name could
+//! not use the range. A block is deleted first, which its node sees and answers by releasing it, and is taken away from
+//! a node that does not.
 
 #[cfg(test)]
 mod tests;
@@ -151,8 +152,8 @@ async fn report(context: &Context, key: &Key, stray: &Stray) {
 struct Used(BTreeMap<(String, String), Vec<IpAddr>>);
 
 impl Used {
-    /// In the networks of these blocks, whatever their UIDs: that of an interface is not known. Pods that the cluster does not
-    /// have on the node have none.
+    /// In the networks of these blocks, whatever their UIDs: that of an interface is not known. Pods that the cluster
+    /// does not have on the node have none.
     fn of(tables: &Tables, blocks: &BTreeMap<&Key, &AddressBlock>) -> Self {
         let networks: BTreeSet<&str> = blocks.values().map(|block| block.spec.network.as_str()).collect();
         let runs = |(namespace, pod): (&str, &str), uid: &str, node: &str| {

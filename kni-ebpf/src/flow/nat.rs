@@ -19,8 +19,9 @@ use crate::{
     time,
 };
 
-/// The lifetime of a row between its take-over and the write of the new flow. With the lifetime of the dead flow, or its
-/// flag of a closed one, the row could be taken over again a tick later, before it is written: two flows would have it.
+/// The lifetime of a row between its take-over and the write of the new flow. With the lifetime of the dead flow, or
+/// its flag of a closed one, the row could be taken over again a tick later, before it is written: two flows would have
+/// it.
 const CLAIMED: u32 = u32::MAX;
 
 /// The row of a packet from outside.
@@ -55,9 +56,9 @@ pub(super) fn row(tuple: Tuple<'_>, v4: bool) -> Option<&'static mut FlowValue> 
     value.map(|row| unsafe { &mut *row })
 }
 
-/// Takes the tuple of the replies to `packet`, for the flow of the reply's row in scratch memory. `spare_closed` spares a
-/// connection that both sides have closed, whose peer may still remember it (`TIME_WAIT`). False where another flow has
-/// it, or the table is full.
+/// Takes the tuple of the replies to `packet`, for the flow of the reply's row in scratch memory. `spare_closed` spares
+/// a connection that both sides have closed, whose peer may still remember it (`TIME_WAIT`). False where another flow
+/// has it, or the table is full.
 #[inline(always)]
 pub fn claim_reply(packet: &Packet, spare_closed: bool) -> bool {
     flow_claim_reply(packet, u32::from(spare_closed)) != 0

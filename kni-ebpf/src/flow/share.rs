@@ -1,7 +1,7 @@
 //! Accounts for the share of the flow tables that each endpoint uses.
 //!
-//! A flow counts for the pod that opened it, or, if no pod of the node did, for its receiver. The two are counted apart:
-//! what others open to a pod takes nothing of what the pod needs to open flows itself. So are connections and
+//! A flow counts for the pod that opened it, or, if no pod of the node did, for its receiver. The two are counted
+//! apart: what others open to a pod takes nothing of what the pod needs to open flows itself. So are connections and
 //! datagrams, whose flows end by time only.
 
 use kni_common::{

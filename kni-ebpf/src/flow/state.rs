@@ -87,9 +87,9 @@ fn may_change(packet: &impl Headers, row: &FlowValue, later: bool, is_second: im
     }
 }
 
-/// Changes the state of an untranslated flow between this node and another one, if the packet does. Such a flow has one row,
-/// which no packet removes, since what its other end makes of the packet is not known here. `second`: the packet's sender is
-/// the second end.
+/// Changes the state of an untranslated flow between this node and another one, if the packet does. Such a flow has one
+/// row, which no packet removes, since what its other end makes of the packet is not known here. `second`: the packet's
+/// sender is the second end.
 #[inline(always)]
 pub fn advance(row: &mut FlowValue, step: Step, second: bool, later: bool) {
     if may_change(&step, row, later, || second) {
@@ -291,8 +291,8 @@ const fn reset_bit(from: u8) -> u16 {
     if from == END_LOCAL { FLOW_CLOSED } else { FLOW_RESET }
 }
 
-/// Removes the rows of a flow that has ended, and returns its share. `has_opposite`: the row of the opposite direction is
-/// of the same flow.
+/// Removes the rows of a flow that has ended, and returns its share. `has_opposite`: the row of the opposite direction
+/// is of the same flow.
 #[inline(always)]
 fn remove(network: u32, packet: &Packet, row: &FlowValue, has_opposite: bool, second: bool) -> u32 {
     share::release(share::of_row(row, second, packet.protocol));
@@ -312,9 +312,9 @@ fn word(row: &FlowValue) -> *mut u64 {
     (&raw const row.first_kind).cast_mut().cast()
 }
 
-/// Gives the row of an untranslated flow the state of `new`, a flow with the same ends and generations: a repeated SYN, or
-/// a client's port that is in use again. Cheaper than another row. False where the row is of another flow, or was changed
-/// meanwhile.
+/// Gives the row of an untranslated flow the state of `new`, a flow with the same ends and generations: a repeated SYN,
+/// or a client's port that is in use again. Cheaper than another row. False where the row is of another flow, or was
+/// changed meanwhile.
 #[inline(always)]
 pub(super) fn reopen(row: &mut FlowValue, new: &FlowValue) -> bool {
     // Without the ports, which only a translated flow has.

@@ -35,8 +35,8 @@ pub(super) struct Arrival {
     pub(super) way: Decision,
     /// The sender as an end of a flow.
     pub(super) sender: FlowEnd,
-    /// The receiver's port, in network byte order in the lower half, where the packet is for a port of this node that leads
-    /// to it; else 0.
+    /// The receiver's port, in network byte order in the lower half, where the packet is for a port of this node that
+    /// leads to it; else 0.
     pub(super) port: u32,
 }
 
@@ -104,7 +104,8 @@ pub(super) fn hand_over(ctx: &TcContext, place: &Place) -> i32 {
     delivery::deliver(ctx, place.endpoint)
 }
 
-/// Takes the packet for this host. Its MAC address was that of the sender's gateway: the kernel takes it for another host's.
+/// Takes the packet for this host. Its MAC address was that of the sender's gateway: the kernel takes it for another
+/// host's.
 #[inline(always)]
 pub(super) fn accept(ctx: &TcContext) {
     const PACKET_HOST: u32 = 0;
@@ -162,8 +163,8 @@ fn established(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arriva
     Decision::local(place.endpoint)
 }
 
-/// Whether packets of the flow come from that sender by that way to the receiver, and the state that it was evaluated on is
-/// unchanged. `second`: the packet's sender is the second end.
+/// Whether packets of the flow come from that sender by that way to the receiver, and the state that it was evaluated
+/// on is unchanged. `second`: the packet's sender is the second end.
 #[inline(always)]
 fn is_current(found: &FlowValue, second: bool, arrival: &Arrival, receiver: FlowEnd) -> bool {
     // Copied once: another flow may take over the row at any moment.
@@ -268,8 +269,8 @@ fn is_of_flow(packet: &Packet, found: &FlowValue, arrival: &Arrival, work: &Work
         && flow::lives(work.event.network, packet, found)
 }
 
-/// Delivers a packet that came without a tunnel from a pod of another node, or from a router on the way to one, and returns
-/// the action. `None` for packets that are no pod's, or from no pod network.
+/// Delivers a packet that came without a tunnel from a pod of another node, or from a router on the way to one, and
+/// returns the action. `None` for packets that are no pod's, or from no pod network.
 #[inline(always)]
 pub(super) fn from_uplink(ctx: &TcContext, place: &mut Place, packet: &Packet) -> Option<i32> {
     if packet.class == Class::IcmpError {
@@ -303,8 +304,8 @@ pub(super) const ARRIVED: u32 = 1;
 pub(super) const FOLLOWED: u32 = 3;
 const ELSEWHERE: u32 = 0;
 
-/// Finds the receiver and the sender's node of a packet from the uplink. Returns [`ARRIVED`], [`FOLLOWED`], [`ELSEWHERE`], or
-/// the code of the reason to drop it.
+/// Finds the receiver and the sender's node of a packet from the uplink. Returns [`ARRIVED`], [`FOLLOWED`],
+/// [`ELSEWHERE`], or the code of the reason to drop it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.

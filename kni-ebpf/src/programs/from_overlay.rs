@@ -1,14 +1,15 @@
 //! Delivers packets that other nodes send to pods through the tunnel, and forwards those that leave by this node.
 //!
 //! - Hook: TC ingress of the tunnel device, which takes the metadata of tunnels (`external`).
-//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `HOST_PORTS`, `ROUTES`, `NODES`, `EGRESS_SHARES`, `POLICY`, `PORTS`,
-//!   `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `NAT4`, `NAT6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
-//! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, port of the node, flow, then (for a packet
-//!   without a current flow) ingress policy of the receiver, share of the flow tables. Before all but the tunnel a straight
-//!   path: a packet of a current flow that opens no connection is of the pod that the flow's row names, if the sender of the
-//!   tunnel is the node that the row names.
-//! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address, where
-//!   no port of it leads to a pod. Everything else that is not for a pod is dropped.
+//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `HOST_PORTS`, `ROUTES`, `NODES`, `EGRESS_SHARES`, `POLICY`,
+//!   `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `NAT4`, `NAT6`, `FLOW_SHARES`,
+//!   `FRAGMENTS_OUTSIDE`; counts.
+//! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, port of the node, flow,
+//!   then (for a packet without a current flow) ingress policy of the receiver, share of the flow tables. Before all
+//!   but the tunnel a straight path: a packet of a current flow that opens no connection is of the pod that the flow's
+//!   row names, if the sender of the tunnel is the node that the row names.
+//! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address,
+//!   where no port of it leads to a pod. Everything else that is not for a pod is dropped.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
@@ -140,8 +141,8 @@ fn follow(ctx: &TcContext, place: &mut Place, tunnel: &mut Tunnel) -> Result<u32
     })
 }
 
-/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOR_STACK`], or the code of the
-/// reason to drop it.
+/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOR_STACK`], or the code of
+/// the reason to drop it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -224,9 +225,9 @@ fn arrive(
     Ok(ARRIVED)
 }
 
-/// Finds the pod that a packet to the node itself is for: one that a port of the node leads to, or one that sent the packet
-/// which an ICMP error quotes through such a port. Returns [`ARRIVED`], [`FOR_STACK`] without a pod, or the code of the reason
-/// to drop the packet.
+/// Finds the pod that a packet to the node itself is for: one that a port of the node leads to, or one that sent the
+/// packet which an ICMP error quotes through such a port. Returns [`ARRIVED`], [`FOR_STACK`] without a pod, or the code
+/// of the reason to drop the packet.
 ///
 /// VERIFIER: a global function, see `global`, and called by the program itself, to save stack.
 // SAFETY: nothing else defines the name.

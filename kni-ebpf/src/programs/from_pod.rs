@@ -2,10 +2,12 @@
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
 //! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `HOST_PORTS`, `SERVICES`, `BACKENDS`, `MASQUERADE`,
-//!   `SHARED_EGRESS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `NUMBERS`, `OVERLAY`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
+//!   `SHARED_EGRESS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `NUMBERS`, `OVERLAY`, `CONFIG`; reads
+//!   and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
-//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service, destination,
-//!   port of this node, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
+//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service,
+//!   destination, port of this node, egress policy of the sender, ingress policy of a local receiver, share of the flow
+//!   tables.
 //! - Falls through to: the node's stack, only for endpoints with host access.
 //! - At an interface that a CNI plugin created, it applies policy and passes packets on instead of redirecting or
 //!   answering.
@@ -104,8 +106,8 @@ fn slow(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: &Packet, work
     decision
 }
 
-/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the next
-/// packet. Another flow that has replaced the row meanwhile was evaluated as well.
+/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the
+/// next packet. Another flow that has replaced the row meanwhile was evaluated as well.
 #[inline(never)]
 fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
     let Some(found) = flow::lookup(row.network, packet) else {
@@ -118,7 +120,8 @@ fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decisio
     follow(ctx, row, packet, found, decision).or_drop(Verdict::DestinationNotReady)
 }
 
-/// Where the flow's row leads, whatever has changed since it was written. `second`: the packet's sender is the second end.
+/// Where the flow's row leads, whatever has changed since it was written. `second`: the packet's sender is the second
+/// end.
 #[inline(always)]
 fn leads_to(row: &EndpointRow, found: &FlowValue, second: bool) -> Decision {
     let ((from, _), (to, receiver)) = (found.sender(second), found.receiver(second));
@@ -365,8 +368,8 @@ fn link_control(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision
     neighbour_decision(neighbour::solicitation(ctx, row, packet))
 }
 
-/// The destination of the flow, if the state that it was evaluated on is unchanged. `second`: the packet's sender is the
-/// second end.
+/// The destination of the flow, if the state that it was evaluated on is unchanged. `second`: the packet's sender is
+/// the second end.
 #[inline(always)]
 fn current(row: &EndpointRow, [generation, epoch]: [u32; 2], found: &FlowValue, second: bool) -> Decision {
     // Copied once: another flow may take over the row at any moment. The checks below are on the copies.

@@ -1,11 +1,14 @@
-//! Forwards packets from outside to pods: replies to masqueraded flows, packets to node ports of pods, and packets of other
-//! nodes' pods that come without a tunnel. Replies to pods of other nodes that leave by this one go to those nodes.
+//! Forwards packets from outside to pods: replies to masqueraded flows, packets to node ports of pods, and packets of
+//! other nodes' pods that come without a tunnel. Replies to pods of other nodes that leave by this one go to those
+//! nodes.
 //!
 //! - Hook: TC ingress of the uplink.
-//! - Reads `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
-//!   writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
-//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, ICMP error about a flow to another node, pod of
-//!   another node, other ICMP error, node port, egress address that this node answers for with other nodes.
+//! - Reads `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `EGRESS_SHARES`, `POLICY`, `PORTS`,
+//!   `IDENTITIES`, `CONFIG`; reads and writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`;
+//!   counts.
+//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, ICMP error about a flow to another
+//!   node, pod of another node, other ICMP error, node port, egress address that this node answers for with other
+//!   nodes.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
@@ -133,8 +136,8 @@ fn slow(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     decision
 }
 
-/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the next
-/// packet. Another flow that has replaced the row meanwhile was evaluated as well.
+/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the
+/// next packet. Another flow that has replaced the row meanwhile was evaluated as well.
 #[inline(never)]
 fn after_renewal(ctx: &TcContext, packet: &Packet) -> Decision {
     let Some(found) = nat::lookup(packet) else {

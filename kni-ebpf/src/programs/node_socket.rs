@@ -1,10 +1,10 @@
 //! Sends connections and datagrams of the node's own processes to a host port to the pod that has it.
 //!
-//! - Hook: `connect`, `sendmsg` and `recvmsg` of sockets in the root of cgroup2. Sockets of other network namespaces than
-//!   the node's are left alone, and so is every destination that is no host port.
+//! - Hook: `connect`, `sendmsg` and `recvmsg` of sockets in the root of cgroup2. Sockets of other network namespaces
+//!   than the node's are left alone, and so is every destination that is no host port.
 //! - Reads `NODE_PORTS`, `ENDPOINTS`; reads and writes `NODE_PEERS`.
-//! - No packet is translated: the kernel chooses route and source for the pod's address, and `to_pod` decides as about any
-//!   packet of the node.
+//! - No packet is translated: the kernel chooses route and source for the pod's address, and `to_pod` decides as about
+//!   any packet of the node.
 
 use aya_ebpf::{
     EbpfContext as _, Global,
@@ -24,8 +24,8 @@ use crate::{
     socket::{self, Peer},
 };
 
-/// Cookie of the network namespace whose sockets are the node's own: that of the agent, which sets it before it loads the
-/// programs.
+/// Cookie of the network namespace whose sockets are the node's own: that of the agent, which sets it before it loads
+/// the programs.
 // SAFETY: the loader looks for this name; nothing else defines it.
 #[unsafe(no_mangle)]
 static NODE_NAMESPACE: Global<u64> = Global::new(0);
@@ -90,10 +90,11 @@ fn is_of_node(ctx: &SockAddrContext) -> bool {
     node != 0 && unsafe { bpf_get_netns_cookie(ctx.as_ptr()) } == node
 }
 
-/// The pod that gets what the socket sends to the peer; `None` where the peer stays. `own` reads the address that the socket
-/// is bound to: no pod can answer a loopback address.
+/// The pod that gets what the socket sends to the peer; `None` where the peer stays. `own` reads the address that the
+/// socket is bound to: no pod can answer a loopback address.
 ///
-/// VERIFIER: one function for each family; a choice between two fields of the socket would be arithmetic on its pointer.
+/// VERIFIER: one function for each family; a choice between two fields of the socket would be arithmetic on its
+/// pointer.
 #[inline(always)]
 fn redirected(ctx: &SockAddrContext, peer: Peer, own: impl Fn(&SockAddrContext) -> [u32; 4]) -> Option<Peer> {
     let protocol = socket::protocol(ctx);
@@ -164,8 +165,8 @@ fn address_of(there: &EndpointRow, v4: bool) -> Option<[u32; 4]> {
     (address != [0; 4] && address != mapped(0)).then_some(address)
 }
 
-/// Records where the socket sent the datagram, so that the answer comes from there. Without room the answer comes from the
-/// pod's address.
+/// Records where the socket sent the datagram, so that the answer comes from there. Without room the answer comes from
+/// the pod's address.
 #[inline(always)]
 fn remember(ctx: &SockAddrContext, peer: Peer, pod: Peer, mapping: &HostPortValue) {
     let value = NodePeerValue {

@@ -2,8 +2,8 @@
 //!
 //! - Hook: TC egress of the tunnel device.
 //! - Reads `OVERLAY`, `ROUTES`, `NODES`, `NUMBERS`, `CONFIG`; counts drops.
-//! - `from_pod` gives its packets their tunnel itself and marks them. All others come from the node's stack, by a route to
-//!   the device: they belong to the network with host access. The receiver's node checks that they have this node's
+//! - `from_pod` gives its packets their tunnel itself and marks them. All others come from the node's stack, by a route
+//!   to the device: they belong to the network with host access. The receiver's node checks that they have this node's
 //!   address.
 //! - Link control (the stack announces its multicast groups at every device, RFC 3810) ends here. It is for no pod, and
 //!   is not counted as a drop.

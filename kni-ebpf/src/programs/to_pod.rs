@@ -78,8 +78,8 @@ fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
     decision
 }
 
-/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the next
-/// packet. Another flow that has replaced the row meanwhile was evaluated as well.
+/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the
+/// next packet. Another flow that has replaced the row meanwhile was evaluated as well.
 #[inline(never)]
 fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet, endpoint: u32) -> Decision {
     let decision = match flow::lookup(row.network, packet) {

@@ -1,5 +1,5 @@
-//! Drops packets that would leave the node with a pod's address although the pod's network does not route, and those to the
-//! port of tunnels that did not come through the tunnel device.
+//! Drops packets that would leave the node with a pod's address although the pod's network does not route, and those to
+//! the port of tunnels that did not come through the tunnel device.
 //!
 //! - Hook: TC egress of the uplink.
 //! - Reads `ENDPOINTS`, `OVERLAY`, `CONFIG`; counts.
@@ -35,7 +35,8 @@ const MAX_EXTENSIONS: usize = 8;
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     if config::is_judged(skb::mark(ctx)) {
-        // `from_pod` sends it to a pod of another node, which knows it by its own address, or it came through the tunnel.
+        // `from_pod` sends it to a pod of another node, which knows it by its own address, or it came through the
+        // tunnel.
         skb::set_mark(ctx, 0);
         return NEXT;
     }
@@ -68,8 +69,8 @@ fn drop(ctx: &TcContext, place: &Place, reason: Verdict) -> i32 {
     }
 }
 
-/// Whether a process of the node, or a pod by way of the stack, forges a packet of the tunnel: 1 if so. Later fragments are
-/// useless without their first.
+/// Whether a process of the node, or a pod by way of the stack, forges a packet of the tunnel: 1 if so. Later fragments
+/// are useless without their first.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -79,8 +80,8 @@ extern "C" fn to_uplink_is_forged(skb: *mut __sk_buff) -> u32 {
     u32::from(is_forged(&TcContext::new(skb)))
 }
 
-/// Does not use the parser: it gives up on headers that a receiver accepts, and any process may choose them (`IP_OPTIONS`,
-/// `IPV6_RTHDR`).
+/// Does not use the parser: it gives up on headers that a receiver accepts, and any process may choose them
+/// (`IP_OPTIONS`, `IPV6_RTHDR`).
 #[inline(always)]
 fn is_forged(ctx: &TcContext) -> bool {
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {

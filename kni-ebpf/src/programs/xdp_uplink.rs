@@ -3,7 +3,8 @@
 //! - Hook: XDP of the uplink.
 //! - Reads `SOURCES`; counts.
 //! - Order: Ethernet header, priority tag, IP header, source.
-//! - Falls through to: the node's stack. Packets that it cannot parse pass, and those of VLANs, which are other networks.
+//! - Falls through to: the node's stack. Packets that it cannot parse pass, and those of VLANs, which are other
+//!   networks.
 
 use core::mem::size_of;
 
@@ -84,8 +85,8 @@ fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
     packet(ctx, eth.ethertype, ETH_LEN)
 }
 
-/// The stack removes a tag without a VLAN and takes the packet as one without a tag, so its source counts. It would also
-/// remove further ones, which no sender has a reason for.
+/// The stack removes a tag without a VLAN and takes the packet as one without a tag, so its source counts. It would
+/// also remove further ones, which no sender has a reason for.
 #[inline(always)]
 fn tagged(ctx: &XdpContext) -> Result<(), Verdict> {
     let tag: Tag = xdp::read(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;

@@ -159,8 +159,8 @@ fn via(flow: &Flow, translated_to: Option<&SocketAddress>) -> String {
     }
 }
 
-/// Address, port and pod or node, as far as they are known: `10.0.0.1:4000 (shop/web-0 on n2)`, `192.0.2.2 (node/n2)`. Not
-/// escaped.
+/// Address, port and pod or node, as far as they are known: `10.0.0.1:4000 (shop/web-0 on n2)`, `192.0.2.2 (node/n2)`.
+/// Not escaped.
 fn peer(flow: &Flow, peer: Option<&Peer>) -> String {
     let Some(peer) = peer.filter(|peer| !peer.ip.is_empty()) else {
         return String::new();

@@ -52,7 +52,8 @@ fn overlap(one: &EgressAddressPool, other: &EgressAddressPool) -> Option<(IpNet,
     })
 }
 
-/// Claims without a holder, claims that another node than the chosen one holds, and holders that cannot use the address.
+/// Claims without a holder, claims that another node than the chosen one holds, and holders that cannot use the
+/// address.
 pub(super) fn claims(claims: &[EgressAddressClaim], now: Timestamp) -> Vec<Finding> {
     let mut findings = Vec::new();
     for claim in claims {

@@ -238,8 +238,8 @@ fn tunnel_title(probe: &ProbeTunnelResponse) -> String {
     format!("{title} ({asked} were asked{others}{silent})")
 }
 
-/// A node that answers by the underlay and not through the tunnel. One that answers neither may be down, or answer no echo
-/// requests: that shows nothing.
+/// A node that answers by the underlay and not through the tunnel. One that answers neither may be down, or answer no
+/// echo requests: that shows nothing.
 fn tunnel(facts: &NodeFacts) -> Vec<Finding> {
     if let Some(problem) = &facts.tunnel_problem {
         return vec![Finding::warning("agent", problem, "see the log of the agent")];

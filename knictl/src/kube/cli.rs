@@ -48,7 +48,8 @@ pub(super) enum Command {
 /// Which checks run.
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
-    /// Only what an upgrade would refuse: pods in networks without spec.access, which a later agent does not let in again
+    /// Only what an upgrade would refuse: pods in networks without spec.access, which a later agent does not let in
+    /// again
     #[arg(long)]
     pub(super) upgrade: bool,
     #[command(flatten)]

@@ -21,8 +21,8 @@ pub(super) fn is_asked(words: &[String]) -> bool {
     words.first().is_some_and(|word| word == "explain")
 }
 
-/// Shows what the nodes do with the packet. Without `node` the one of the sender's pod, or else of the receiver's, is asked
-/// first.
+/// Shows what the nodes do with the packet. Without `node` the one of the sender's pod, or else of the receiver's, is
+/// asked first.
 pub(super) async fn run(
     client: &Client,
     kni_namespace: &str,

@@ -51,8 +51,8 @@ pub(super) static NODE: Module = Module {
     tests: false,
 };
 
-/// The module of runc. Apart from that of the node, whose programs contain no C, and whose versions of shared packages it
-/// would move.
+/// The module of runc. Apart from that of the node, whose programs contain no C, and whose versions of shared packages
+/// it would move.
 pub(super) static RUNC: Module = Module {
     folder: concat!(env!("CARGO_MANIFEST_DIR"), "/go/runc"),
     sources: &[

@@ -1,4 +1,5 @@
-//! Changes modules before they are built: copies them, checks the copies, and writes an overlay with insertions and files.
+//! Changes modules before they are built: copies them, checks the copies, and writes an overlay with insertions and
+//! files.
 
 use std::{
     collections::BTreeMap,
@@ -47,8 +48,8 @@ pub(super) fn sources(modules: &[Changed]) -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// Copies `modules` of the Go module in `go` to `folder` and writes the overlay there. The copies are checked against the sums
-/// of `go.sum`.
+/// Copies `modules` of the Go module in `go` to `folder` and writes the overlay there. The copies are checked against
+/// the sums of `go.sum`.
 pub(super) fn prepare(go: &Path, modules: &[Changed], folder: &Path) -> Result<Overlay> {
     let sums = read(&go.join("go.sum"))?;
     let mut go_mod = read(&go.join("go.mod"))?;

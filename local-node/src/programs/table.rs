@@ -10,8 +10,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// The file name that Go chooses: the last component of the path that is not a major version. That of compiled tests
-    /// has a suffix, and is their name here too.
+    /// The file name that Go chooses: the last component of the path that is not a major version. That of compiled
+    /// tests has a suffix, and is their name here too.
     pub(super) fn built_name(&self) -> &'static str {
         if self.name.strip_suffix(".test").is_some() {
             return self.name;

@@ -255,8 +255,8 @@ pub fn cleanup(ns: &Namespaces, program: &Path) -> Result<Output> {
         .with_context(|| format!("{} cleanup", program.display()))
 }
 
-/// The page of metrics of the agent in `ns`, which serves it at this address. The address is opened independently of the
-/// agent's sockets, possibly a moment later.
+/// The page of metrics of the agent in `ns`, which serves it at this address. The address is opened independently of
+/// the agent's sockets, possibly a moment later.
 pub fn metrics(ns: &Namespaces, address: &str) -> Result<String> {
     ns.enter(|| {
         let mut stream = eventually_sync(PAGE_TIMEOUT, || Ok(TcpStream::connect(address)?))?;

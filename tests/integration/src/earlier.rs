@@ -1,5 +1,5 @@
-//! Provides agents of earlier releases: those that variables of the environment name, or one built from the sources of its
-//! last commit.
+//! Provides agents of earlier releases: those that variables of the environment name, or one built from the sources of
+//! its last commit.
 
 use std::{
     env,
@@ -19,14 +19,14 @@ pub fn layout_2_agent() -> Result<Option<PathBuf>> {
     agent_of("KNI_LAYOUT2_AGENT", LAYOUT_2)
 }
 
-/// The agent of the previous release, which also enters its address blocks into the status of networks, and exchanges no
-/// packets with other nodes: the one that `KNI_PREVIOUS_AGENT` names.
+/// The agent of the previous release, which also enters its address blocks into the status of networks, and exchanges
+/// no packets with other nodes: the one that `KNI_PREVIOUS_AGENT` names.
 pub fn previous_agent() -> Result<Option<PathBuf>> {
     agent_of("KNI_PREVIOUS_AGENT", WITHOUT_FABRIC)
 }
 
-/// The agent that the variable names. Without it, long proofs build the one of the commit once, into `target/earlier` (five
-/// minutes on two CPUs); otherwise `None` where it has not been built.
+/// The agent that the variable names. Without it, long proofs build the one of the commit once, into `target/earlier`
+/// (five minutes on two CPUs); otherwise `None` where it has not been built.
 fn agent_of(variable: &str, commit: &str) -> Result<Option<PathBuf>> {
     if let Some(path) = env::var_os(variable) {
         return Ok(Some(path.into()));

@@ -1,15 +1,17 @@
 //! Schedules the privileged tests of the machine: so many at once as it has CPUs for, and some of them alone.
 //!
-//! Every such test begins in a thread of its own and waits for its permit. A test that waits for silence, or measures time
-//! or loss, names `exclusive` in [`require!`](crate::require): it runs while no other one does, and after all that may run
-//! beside others. Of the others, each takes two slots: three if it names `steady`, as it fails on a slow machine, and one if
-//! it names `waiting`, as it mostly waits for a whole cluster. Tests also wait for each other's timers and for the kernel:
-//! while the CPUs are idle for much of a second, one more may begin, in slots that are taken only then.
+//! Every such test begins in a thread of its own and waits for its permit. A test that waits for silence, or measures
+//! time or loss, names `exclusive` in [`require!`](crate::require): it runs while no other one does, and after all that
+//! may run beside others. Of the others, each takes two slots: three if it names `steady`, as it fails on a slow
+//! machine, and one if it names `waiting`, as it mostly waits for a whole cluster. Tests also wait for each other's
+//! timers and for the kernel: while the CPUs are idle for much of a second, one more may begin, in slots that are taken
+//! only then.
 //!
-//! Of the tests that wait, the one with the longest recorded time begins first ([`queue`]), so that no long test is left for
-//! the end.
+//! Of the tests that wait, the one with the longest recorded time begins first ([`queue`]), so that no long test is
+//! left for the end.
 //!
-//! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its own.
+//! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its
+//! own.
 
 use std::{
     env,

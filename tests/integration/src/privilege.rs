@@ -25,9 +25,9 @@ pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 /// `api_server` (`machine`, unless `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in
 /// `PATH`. The test may return `()` or a `Result<(), _>`.
 ///
-/// A test with `exclusive` runs while no other test of the machine with a `require!` is running, and fewer of those with
-/// `steady`, and more of those with `waiting`, run at once; see [`exclusive`](crate::exclusive). A test has at most one
-/// `require!`, which applies until it returns.
+/// A test with `exclusive` runs while no other test of the machine with a `require!` is running, and fewer of those
+/// with `steady`, and more of those with `waiting`, run at once; see [`exclusive`](crate::exclusive). A test has at
+/// most one `require!`, which applies until it returns.
 ///
 /// Prints `SKIP <test>: <why>`. Panics instead if the environment variable `KNI_REQUIRE` (comma-separated list, or
 /// `all`) contains the requirement.

@@ -30,8 +30,8 @@ pub fn slowness() -> f64 {
 
 /// A wait that ran out: the context of the last check's error, which the wait returns.
 ///
-/// `cargo xtask test` recognises a failed test by this text as one that may be tried again, because a slow machine is one
-/// of the possible causes. An error without it is a wrong result.
+/// `cargo xtask test` recognises a failed test by this text as one that may be tried again, because a slow machine is
+/// one of the possible causes. An error without it is a wrong result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exhausted {
     /// How long the wait lasted.

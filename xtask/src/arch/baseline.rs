@@ -1,8 +1,8 @@
 //! Compares violations with the numbers that are tolerated today, which may only go down.
 //!
 //! A row of `baseline.txt` is `check | area | number`: so many violations of the check were in the area when it was
-//! introduced. More of them are errors. `cargo xtask arch --lower` writes the present numbers where they are smaller, and
-//! removes rows that are not needed any more.
+//! introduced. More of them are errors. `cargo xtask arch --lower` writes the present numbers where they are smaller,
+//! and removes rows that are not needed any more.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 

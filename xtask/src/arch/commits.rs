@@ -8,7 +8,7 @@ use super::Violation;
 use crate::{command::output, progress::say, workspace::root};
 
 /// The last commit whose subject is not checked, nor those before it.
-const FIRST_CHECKED: &str = "ff832c56014edf5078cec662103f750328c687b0";
+const FIRST_CHECKED: &str = "9a113c4f050f28803ade4524e706635770440a66";
 /// Maximum length of a subject.
 const MAX_COLUMNS: usize = 72;
 

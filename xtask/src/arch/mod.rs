@@ -1,6 +1,6 @@
 //! `arch`: checks that crates depend only on lower layers, that only their owners use external crates, that files do
-//! not import each other in cycles, that no name and no comment contains a retired word, and what else CONTRIBUTING states
-//! and text can show.
+//! not import each other in cycles, that no name and no comment contains a retired word, and what else CONTRIBUTING
+//! states and text can show.
 
 mod baseline;
 mod comments;

@@ -50,8 +50,8 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The files and folders, relative to the package, of the targets that have `test = false`: of a library all of `src`, of
-/// a program its file, or its folder below `src/bin`.
+/// The files and folders, relative to the package, of the targets that have `test = false`: of a library all of `src`,
+/// of a program its file, or its folder below `src/bin`.
 fn untested(manifest: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for section in manifest.split("\n[") {

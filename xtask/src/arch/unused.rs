@@ -43,7 +43,7 @@ fn sources(folder: &str, members: &[&str]) -> Result<Vec<std::path::PathBuf>> {
     for part in ["src", "tests", "benches", "examples"] {
         let part = own.join(part);
         let is_member = |other: &&str| *other != folder && root().join(other).starts_with(&part);
-        if part.is_dir() && !members.iter().any(|other| is_member(other)) {
+        if part.is_dir() && !members.iter().any(is_member) {
             read_sources(&part, &mut files)?;
         }
     }
@@ -55,10 +55,7 @@ fn sources(folder: &str, members: &[&str]) -> Result<Vec<std::path::PathBuf>> {
 /// The names in a file.
 fn mentioned(text: &str) -> Vec<String> {
     let tokens = tokens::cut(text).unwrap_or_default();
-    let word = |kind| match kind {
-        Kind::Word(word) => Some(word),
-        _ => None,
-    };
+    let word = |kind| if let Kind::Word(word) = kind { Some(word) } else { None };
     tokens.into_iter().filter_map(|token| word(token.kind)).collect()
 }
 

@@ -1,4 +1,5 @@
-//! The table of the gates: how long the tests of each took, beside its budget. A gate over its budget does not fail the run.
+//! The table of the gates: how long the tests of each took, beside its budget. A gate over its budget does not fail the
+//! run.
 
 use super::{
     reader::{Case, Time},

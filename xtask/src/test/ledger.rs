@@ -1,7 +1,7 @@
 //! The ledger of known flaky tests, `tests/flakes.toml`: each entry has an end, after which it fails the run.
 //!
-//! A test that is listed may be tried again without counting against the run's budget. One in quarantine runs and does not
-//! fail the run.
+//! A test that is listed may be tried again without counting against the run's budget. One in quarantine runs and does
+//! not fail the run.
 
 use std::{
     fs,

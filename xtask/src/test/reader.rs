@@ -138,7 +138,8 @@ impl Reader {
         }
     }
 
-    /// Whether a test program has ended with its sums. One that calls `exit` in a test has not, and succeeds all the same.
+    /// Whether a test program has ended with its sums. One that calls `exit` in a test has not, and succeeds all the
+    /// same.
     pub(super) const fn has_result(&self) -> bool {
         self.results > 0
     }

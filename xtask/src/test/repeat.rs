@@ -125,7 +125,8 @@ fn lines(outcome: &Outcome, repetitions: u32, took: Duration) -> Vec<String> {
     lines
 }
 
-/// The upper limit of the rate of failures, with 95 % confidence, after `failures` in `runs`: the rule of three without any.
+/// The upper limit of the rate of failures, with 95 % confidence, after `failures` in `runs`: the rule of three without
+/// any.
 fn bound(failures: u32, runs: u32) -> f64 {
     if runs == 0 {
         return 1.0;

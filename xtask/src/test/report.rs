@@ -1,4 +1,5 @@
-//! The reports of a run: `target/test-report.json` and `.xml` (`JUnit`), and a line for each test in `target/test-reports`.
+//! The reports of a run: `target/test-report.json` and `.xml` (`JUnit`), and a line for each test in
+//! `target/test-reports`.
 
 use std::{
     fmt::Write as _,

@@ -102,8 +102,8 @@ pub(super) struct Run {
     pub(super) is_sound: bool,
 }
 
-/// Runs the programs of `jobs`: first those whose tests wait for no permit, one after the other, then the others, all at
-/// once: their tests agree among themselves how many run.
+/// Runs the programs of `jobs`: first those whose tests wait for no permit, one after the other, then the others, all
+/// at once: their tests agree among themselves how many run.
 pub(super) fn all(jobs: &[Job], environment: &Environment, show: Show<'_>) -> Result<Vec<Run>> {
     let board = Board::new();
     let (concurrent, others): (Vec<&Job>, Vec<&Job>) = jobs.iter().partition(|job| job.program.is_integration());

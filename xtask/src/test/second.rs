@@ -1,5 +1,5 @@
-//! Decides what a failed test means: a wrong result, a test in quarantine, or a wait that ran out, which is tried again,
-//! alone.
+//! Decides what a failed test means: a wrong result, a test in quarantine, or a wait that ran out, which is tried
+//! again, alone.
 
 use anyhow::Result;
 

@@ -13,12 +13,7 @@ use super::{
     selection::{self, Changed},
     suite::Outcome,
 };
-use crate::{
-    build_cni, build_ebpf,
-    node::require_root,
-    progress::Progress,
-    setup::{self, Goal},
-};
+use crate::{build_cni, build_ebpf, goal::Goal, node::require_root, progress::Progress, setup};
 
 /// Arguments that select tests and repeat them.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -45,7 +40,8 @@ pub(super) struct Choice {
     /// Begin the privileged tests in a random order
     #[arg(long, conflicts_with_all = ["tier", "long", "record"])]
     shuffle: bool,
-    /// The seed of the first repetition: of its order, and of the choices that tests make; each next one has the next seed
+    /// The seed of the first repetition: of its order, and of the choices that tests make; each next one has the next
+    /// seed
     #[arg(long, value_name = "SEED", conflicts_with_all = ["tier", "long", "record"])]
     seed: Option<u64>,
 }
@@ -104,7 +100,8 @@ pub(super) fn run(args: &Choice, plan: &Plan, summary: &mut Summary) -> Result<(
     })
 }
 
-/// The programs of integration tests that tests with one of these names may belong to: all, unless each name begins with one.
+/// The programs of integration tests that tests with one of these names may belong to: all, unless each name begins
+/// with one.
 fn named_programs(names: &[String]) -> BTreeSet<&str> {
     let programs = names.iter().map(|name| name.split("::").next().unwrap_or(name));
     let programs: BTreeSet<&str> = programs.collect();

@@ -148,8 +148,8 @@ impl Changed {
     }
 }
 
-/// The tests of `built` whose path, with the name of the program before it, contains one of `filters`; without filters, the
-/// integration tests.
+/// The tests of `built` whose path, with the name of the program before it, contains one of `filters`; without filters,
+/// the integration tests.
 pub(super) fn named(built: &Built, filters: &[String]) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for program in &built.tests {

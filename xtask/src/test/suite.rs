@@ -10,7 +10,7 @@ use super::{
     second::{self, Settled},
     tally::Tally,
 };
-use crate::{command::build, progress::say, workspace::cargo};
+use crate::progress::say;
 
 /// The reason of an ignored test that runs in long proofs begins with this.
 const LONG: &str = "long:";
@@ -66,8 +66,8 @@ pub(super) fn whole(built: &Built) -> Vec<Job> {
     built.tests.iter().map(Job::whole).collect()
 }
 
-/// Runs the tests that `runs` name as ignored for the reason `long:`. The reason is a part of the line with which a program
-/// reports an ignored test, and of nothing else that can be asked for.
+/// Runs the tests that `runs` name as ignored for the reason `long:`. The reason is a part of the line with which a
+/// program reports an ignored test, and of nothing else that can be asked for.
 fn add_long(runs: &mut [Run], programs: &[TestProgram], environment: &Environment) -> Result<()> {
     let mut jobs = Vec::new();
     for run in runs.iter_mut() {

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{output, run_logged};
 
-/// The releases that are looked at, from the oldest kernel to the newest. One that does not exist (any more) is skipped.
+/// The releases that are looked at, from the oldest kernel to the newest. One that does not exist (any more) is
+/// skipped.
 const SUITES: [&str; 4] = ["bookworm", "trixie", "trixie-backports", "unstable"];
 /// The keys of the archive, also those of releases after the machine's own.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";

@@ -23,7 +23,8 @@ pub(super) fn boot(kernel: &Path, initrd: &Path, log: &Path) -> Result<()> {
     qemu.args([
         "-accel",
         "tcg",
-        // Emulated, this instruction sometimes leaves wrong flags behind, and the kernel's allocator uses it everywhere.
+        // Emulated, this instruction sometimes leaves wrong flags behind, and the kernel's allocator uses it
+        // everywhere.
         "-cpu",
         "qemu64,-cx16",
         "-m",

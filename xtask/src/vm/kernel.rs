@@ -62,8 +62,8 @@ impl Kernel {
     }
 }
 
-/// The kernel of that line in `folder`, fetched and unpacked there on the first call. The newest one is looked for once a
-/// day; where the archive cannot be asked, the newest of an earlier day is used.
+/// The kernel of that line in `folder`, fetched and unpacked there on the first call. The newest one is looked for once
+/// a day; where the archive cannot be asked, the newest of an earlier day is used.
 pub(super) fn fetch(line: Line, folder: &Path) -> Result<Kernel> {
     let here = unpacked(line, folder)?;
     if let Some(path) = &here

@@ -1,5 +1,5 @@
-//! `vmtest`: boots other kernels in virtual machines, runs `kni-vmtest` on each, and compares what their verifiers count
-//! with the committed page.
+//! `vmtest`: boots other kernels in virtual machines, runs `kni-vmtest` on each, and compares what their verifiers
+//! count with the committed page.
 
 mod archive;
 mod boot;

@@ -100,7 +100,8 @@ impl Results {
         fs::write(&path, all.within(&text)?).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Fails if a number is more than a tenth above the committed one, or if a program of `lines` is in only one of both.
+    /// Fails if a number is more than a tenth above the committed one, or if a program of `lines` is in only one of
+    /// both.
     pub(super) fn compare(&self, lines: &[Line]) -> Result<()> {
         let mut committed = Self::parse(&page()?);
         let wanted: Vec<usize> = lines.iter().filter_map(|line| position(line.name)).collect();

@@ -135,8 +135,8 @@ impl ObjectControllers {
         valid.collect()
     }
 
-    /// Whether the network of a block is known to be gone, to be another one of that name, or to have other units. While
-    /// its object is not understood or not valid, the node may lease from the block.
+    /// Whether the network of a block is known to be gone, to be another one of that name, or to have other units.
+    /// While its object is not understood or not valid, the node may lease from the block.
     fn is_of_gone_network(&self, object: &AddressBlock) -> bool {
         let Some((name, range)) = block_of(object) else {
             return false;
@@ -165,8 +165,8 @@ impl ObjectControllers {
         !lost.is_empty()
     }
 
-    /// Blocks that the node should have and does not hold: with an object, entered by an agent of an earlier release, or with
-    /// leases.
+    /// Blocks that the node should have and does not hold: with an object, entered by an agent of an earlier release,
+    /// or with leases.
     fn missing_blocks(&self, memory: &Memory, valid: BTreeSet<Block>) -> BTreeSet<Block> {
         let mut missing = valid;
         {
@@ -250,7 +250,8 @@ impl ObjectControllers {
 }
 
 impl Memory {
-    /// A block that leaves, and whose object was removed by another process, is claimed again if a pod has an address of it.
+    /// A block that leaves, and whose object was removed by another process, is claimed again if a pod has an address
+    /// of it.
     fn retain_leaving(&mut self, own: &[AddressBlock], used: &Used) {
         let present: BTreeSet<Block> = own.iter().filter_map(block_of).collect();
         self.leaving
@@ -258,8 +259,8 @@ impl Memory {
     }
 }
 
-/// Whether it is being deleted: with its finalizer it stays until the node releases it, also one that an earlier process of
-/// the agent has begun to release.
+/// Whether it is being deleted: with its finalizer it stays until the node releases it, also one that an earlier
+/// process of the agent has begun to release.
 const fn is_deleted(object: &AddressBlock) -> bool {
     object.metadata.deletion_timestamp.is_some()
 }

@@ -274,7 +274,8 @@ impl ObjectControllers {
     }
 }
 
-/// The blocks without a lease for at least [`GRACE`], in order. While an address of a block rests, the block is not idle.
+/// The blocks without a lease for at least [`GRACE`], in order. While an address of a block rests, the block is not
+/// idle.
 fn idle(
     memory: &mut Memory,
     name: &NetworkName,

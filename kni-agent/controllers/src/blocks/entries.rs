@@ -1,5 +1,5 @@
-//! Removes the node's entries from the status of networks, where agents of earlier releases list the blocks of nodes. Every
-//! agent watches the networks, so the list is to be empty.
+//! Removes the node's entries from the status of networks, where agents of earlier releases list the blocks of nodes.
+//! Every agent watches the networks, so the list is to be empty.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,13 +11,13 @@ use tokio::time::Instant;
 
 use super::{Memory, ObjectControllers, within};
 
-/// The node's entries in the status of networks are removed within this time. When all agents are upgraded at once, each
-/// network gets so many writes.
+/// The node's entries in the status of networks are removed within this time. When all agents are upgraded at once,
+/// each network gets so many writes.
 const SPREAD: Duration = Duration::from_secs(10);
 
 impl ObjectControllers {
-    /// Removes the entries that an agent of an earlier release has made for blocks of this node, at a random time, all of a
-    /// network together.
+    /// Removes the entries that an agent of an earlier release has made for blocks of this node, at a random time, all
+    /// of a network together.
     pub(super) async fn remove_entries(&self, claims: &Claims, memory: &mut Memory) -> Result<(), ClaimError> {
         let entries = self.needless_entries();
         if entries.is_empty() {
@@ -46,8 +46,8 @@ impl ObjectControllers {
         failed
     }
 
-    /// The node's entries in the status of networks whose blocks it holds by their objects, as agents of earlier releases make
-    /// them.
+    /// The node's entries in the status of networks whose blocks it holds by their objects, as agents of earlier
+    /// releases make them.
     fn needless_entries(&self) -> BTreeMap<NetworkName, Vec<IpNet>> {
         let held = self.cache.blocks().held();
         let tables = self.cache.tables();

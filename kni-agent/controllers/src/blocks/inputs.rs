@@ -4,8 +4,8 @@ use tokio::sync::watch;
 
 use super::ObjectControllers;
 
-/// The versions of the objects that a round depends on. It also depends on the node's attachments and networks, on demand,
-/// and on the time.
+/// The versions of the objects that a round depends on. It also depends on the node's attachments and networks, on
+/// demand, and on the time.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Inputs {
     /// What the node has, and what its pods need.

@@ -24,8 +24,9 @@ impl Used {
         }
     }
 
-    /// Whether one of them is in a block. Those in another block that is held belong to that one: a network that was made again
-    /// may have units of another size, and a block of before would be needed for as long as pods have addresses of such a unit.
+    /// Whether one of them is in a block. Those in another block that is held belong to that one: a network that was
+    /// made again may have units of another size, and a block of before would be needed for as long as pods have
+    /// addresses of such a unit.
     pub(super) fn has(&self, network: &NetworkName, block: &IpNet) -> bool {
         let all = [&self.leases, &self.resting].into_iter();
         let mut all = all.filter_map(|addresses| addresses.get(network)).flatten();
@@ -82,8 +83,8 @@ mod tests {
         assert!(!used.has(&"blue".parse().unwrap(), &"10.0.0.64/26".parse().unwrap()));
     }
 
-    /// The network was deleted and made again with other units while a pod was running. The unit with the pod's address is
-    /// claimed, and new pods get addresses of it.
+    /// The network was deleted and made again with other units while a pod was running. The unit with the pod's address
+    /// is claimed, and new pods get addresses of it.
     #[test]
     fn a_block_of_an_earlier_network_does_not_wait_for_pods_of_the_present_one() {
         for unit in ["10.0.0.64/28", "10.0.0.0/24"] {

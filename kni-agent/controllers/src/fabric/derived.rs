@@ -65,8 +65,8 @@ pub(super) struct Derived {
     nodes: Option<Nodes>,
     /// The networks that have blocks, by name.
     networks: BTreeMap<String, Here>,
-    /// Whether the name of each of their blocks states its network and range, as the API server requires: then no two are
-    /// the same, and a name shows which block is gone.
+    /// Whether the name of each of their blocks states its network and range, as the API server requires: then no two
+    /// are the same, and a name shows which block is gone.
     is_named: bool,
     /// How often each way is used.
     uses: BTreeMap<Way, usize>,

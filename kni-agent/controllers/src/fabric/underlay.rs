@@ -56,8 +56,8 @@ impl Underlay {
         self.addresses.iter().copied().find(|address| address.is_ipv4() == v4)
     }
 
-    /// Both ends must choose the same family, as each accepts packets from one address of the other only: IPv6 where both
-    /// have it and one of them prefers it, otherwise IPv4.
+    /// Both ends must choose the same family, as each accepts packets from one address of the other only: IPv6 where
+    /// both have it and one of them prefers it, otherwise IPv4.
     fn common(&self, other: &Self) -> Option<(IpAddr, IpAddr)> {
         let both = |v4| Some((self.of_family(v4)?, other.of_family(v4)?));
         let prefers = |underlay: &Self| underlay.addresses.first().is_some_and(IpAddr::is_ipv6);
@@ -70,8 +70,8 @@ impl Underlay {
     }
 }
 
-/// The way to a node's block; none where the two nodes have no family, or no port, in common. As long as each address has one
-/// node only, the path is determined by the way.
+/// The way to a node's block; none where the two nodes have no family, or no port, in common. As long as each address
+/// has one node only, the path is determined by the way.
 pub(super) fn way(own: &Underlay, other: &Underlay, fabric: Fabric, block: &IpNet) -> Option<(Way, Path)> {
     let mtu = own.mtu.min(other.mtu);
     let (underlay, overhead) = match fabric {

@@ -11,8 +11,8 @@
 //!
 //! The numbers are the first Linux version that has the command for the map type (commits cb4d03ab499d, e9bd8cbd970b,
 //! f008d732ab18); [`is_unsupported`] recognises its refusal elsewhere. Keys and values are slices of any [`Pod`] type
-//! whose bytes, taken together, are those of whole keys and values: `[K]` and `[V]` of the map, or `[u8]`. The values of a
-//! per-CPU map are those of all possible CPUs, each padded to 8 bytes.
+//! whose bytes, taken together, are those of whole keys and values: `[K]` and `[V]` of the map, or `[u8]`. The values
+//! of a per-CPU map are those of all possible CPUs, each padded to 8 bytes.
 
 use std::{
     borrow::Borrow,
@@ -192,8 +192,9 @@ impl<T: Borrow<MapData>> BatchMap<T> {
         attr.out_batch = next.as_mut_ptr() as u64;
         attr.keys = keys.as_mut_ptr() as u64;
         attr.values = values.as_mut_ptr() as u64;
-        // SAFETY: the slices have `count` elements of the map's sizes, are ours to write and, being `Pod`, valid with any
-        // bytes. `next` is as large as a key and no smaller than a bucket's number; the cursor comes from such a `next`.
+        // SAFETY: the slices have `count` elements of the map's sizes, are ours to write and, being `Pod`, valid with
+        // any bytes. `next` is as large as a key and no smaller than a bucket's number; the cursor comes from such a
+        // `next`.
         let result = unsafe { sys_bpf(Command::MapLookupBatch, &mut attr) };
         let elements = (attr.count as usize).min(count);
         match result {

@@ -84,7 +84,8 @@ impl<T: Borrow<MapData>> BatchMap<T> {
             },
         };
         attr.value = next.as_mut_ptr() as u64;
-        // SAFETY: both slices have the map's size of a key; `next` is ours to write and, being `Pod`, valid with any bytes.
+        // SAFETY: both slices have the map's size of a key; `next` is ours to write and, being `Pod`, valid with any
+        // bytes.
         exists(unsafe { sys_bpf(Command::MapGetNextKey, &mut attr) })
     }
 

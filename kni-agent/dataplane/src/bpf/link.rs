@@ -1,5 +1,5 @@
-//! Opens and pins objects by descriptor, finds what a link is attached to, switches and detaches links, which aya does not
-//! support.
+//! Opens and pins objects by descriptor, finds what a link is attached to, switches and detaches links, which aya does
+//! not support.
 
 use std::{
     ffi::CString,
@@ -50,8 +50,8 @@ struct UpdateAttr {
     old_program: u32,
 }
 
-/// The beginning of `struct bpf_link_info`, as XDP and TCX links fill it. A link of a control group has the number of the
-/// group, of 64 bits, in the place of `ifindex` and the following word.
+/// The beginning of `struct bpf_link_info`, as XDP and TCX links fill it. A link of a control group has the number of
+/// the group, of 64 bits, in the place of `ifindex` and the following word.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LinkInfo {
@@ -156,8 +156,8 @@ pub(crate) fn info(link: &OwnedFd) -> io::Result<LinkInfo> {
     Ok(info)
 }
 
-/// Index of the interface of a pinned XDP or TCX link. `None` where there is no pin, the link is of another kind, or its
-/// interface is gone.
+/// Index of the interface of a pinned XDP or TCX link. `None` where there is no pin, the link is of another kind, or
+/// its interface is gone.
 pub(crate) fn ifindex(path: &Path) -> io::Result<Option<u32>> {
     let fd = match open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -179,8 +179,9 @@ pub(crate) fn update(link: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> 
     unsafe { sys_bpf(Command::LinkUpdate, &mut attr) }.map(drop)
 }
 
-/// Detaches a pinned link from its interface or control group (Linux 5.9). Unpinning alone detaches it only some time later, and until
-/// then the interface accepts no other XDP link. A missing pin, or a link that is detached already, is not an error.
+/// Detaches a pinned link from its interface or control group (Linux 5.9). Unpinning alone detaches it only some time
+/// later, and until then the interface accepts no other XDP link. A missing pin, or a link that is detached already, is
+/// not an error.
 pub(crate) fn detach(path: &Path) {
     let Ok(fd) = open(path) else { return };
     let mut attr = DetachAttr {

@@ -1,8 +1,8 @@
 //! Converts flows: from a row for each direction to today's rows.
 //!
 //! Generations keep their numbers, because the rows of endpoints keep theirs: a flow that was current is current, one
-//! that had to be judged again is judged again. A far end has no generation in layout 2; it gets that of its flow's local
-//! end, which is the epoch with which the endpoint's row begins.
+//! that had to be judged again is judged again. A far end has no generation in layout 2; it gets that of its flow's
+//! local end, which is the epoch with which the endpoint's row begins.
 
 use std::collections::HashMap;
 
@@ -574,7 +574,8 @@ mod tests {
         FlowEnd { id, generation }
     }
 
-    /// Checks what every conversion keeps: tuples, ends, direction, time; and that either row alone has the same result.
+    /// Checks what every conversion keeps: tuples, ends, direction, time; and that either row alone has the same
+    /// result.
     fn assert_flow(old: &Old, kinds: [u8; 2], ends: [FlowEnd; 2]) -> Vec<(Tuple, FlowValue)> {
         let all = old.rows();
         let rows = converted(&all);

@@ -9,14 +9,14 @@
 //!    are put in place, at once ([`Pins::replace_by`]), with the id of the old table of endpoints. An agent that is
 //!    killed before starts again; one that is killed later continues with the next step. Maps with another id are of
 //!    an agent that has been followed by one of the former layout: they are made anew.
-//! 2. Flows are copied, and copied again: the second time those that were used meanwhile. Only the old programs work, so
-//!    that the later row is right.
+//! 2. Flows are copied, and copied again: the second time those that were used meanwhile. Only the old programs work,
+//!    so that the later row is right.
 //! 3. All links are switched, one after the other, some 20 us each.
 //! 4. When no old program runs any more, flows that were used since the last copy and have no row are added. From here
 //!    on an existing row is the newer one.
 //!
-//! An established flow has its row from step 2 on. A connection that opens during step 3 may lose its first packets, and
-//! is repeated by its sender: for milliseconds, two kinds of programs open flows in two tables.
+//! An established flow has its row from step 2 on. A connection that opens during step 3 may lose its first packets,
+//! and is repeated by its sender: for milliseconds, two kinds of programs open flows in two tables.
 //!
 //! The old flow tables are removed after step 4, the other old maps when the agent has adopted every interface
 //! ([`crate::Dataplane::remove_other_layouts`]): until then an agent of the former layout can return without a loss.

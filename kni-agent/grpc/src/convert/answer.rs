@@ -20,8 +20,9 @@ pub(crate) fn created(path: &Path) -> Result<CreateNetworkResponse, Status> {
     })
 }
 
-/// The interfaces of a sandbox by their names in the pod, and the properties of the sandbox itself. A pod that requested
-/// no primary interface has `none`: without it a client cannot distinguish its sandbox from an unknown one by addresses.
+/// The interfaces of a sandbox by their names in the pod, and the properties of the sandbox itself. A pod that
+/// requested no primary interface has `none`: without it a client cannot distinguish its sandbox from an unknown one by
+/// addresses.
 pub(crate) fn pod_network(sandbox: &Sandbox) -> (BTreeMap<String, IpConfig>, BTreeMap<String, String>) {
     let ipconfigs = sandbox
         .attachments

@@ -80,8 +80,8 @@ impl<'a> Identity<'a> {
         }
     }
 
-    /// Checks length and characters of the fields and of the pod that they identify. All parts may be empty. Two sources
-    /// with different UIDs are refused: one of them is of another pod.
+    /// Checks length and characters of the fields and of the pod that they identify. All parts may be empty. Two
+    /// sources with different UIDs are refused: one of them is of another pod.
     pub(super) fn check(&self, pod: &PodRef) -> Result<(), Refusal> {
         bounds::text("name", self.name, MAX_SANDBOX_NAME)?;
         bounds::name("name", &pod.name)?;

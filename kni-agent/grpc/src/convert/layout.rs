@@ -1,8 +1,8 @@
 //! Recognises which layout a request of `AttachNetwork` has, and reads it as one of `AttachInterface`.
 //!
 //! Both layouts have one method path. The fields 5 to 9 are `dns_config`, `port_mappings`, `labels`, `annotations` and
-//! `extradata` from v0.0.6 on, and the fields 5 to 7 were `labels`, `annotations` and `extradata` before. No field names
-//! the layout, but the shapes of their contents differ.
+//! `extradata` from v0.0.6 on, and the fields 5 to 7 were `labels`, `annotations` and `extradata` before. No field
+//! names the layout, but the shapes of their contents differ.
 
 use std::{collections::BTreeMap, net::IpAddr};
 

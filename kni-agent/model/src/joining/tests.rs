@@ -72,7 +72,8 @@ fn the_namespaces_whose_primary_network_it_is_are_admitted() {
     assert_eq!(found, [true, true, false]);
 }
 
-/// The refusals of a wish for nothing, an address, a MAC address, the default routes, and those of the primary interface.
+/// The refusals of a wish for nothing, an address, a MAC address, the default routes, and those of the primary
+/// interface.
 fn refusals(access: Access) -> [Option<AccessRule>; 5] {
     let (red, address) = (labels("red"), ["10.0.1.7".parse().unwrap()]);
     let wish = |ips, mac, default_route, primary| Wish {

@@ -31,8 +31,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 const STACKED_MOUNTS: u32 = 8;
 
 /// Creates a network namespace and binds it to `path`, which must not exist ([`Existing::File`]); its directory is
-/// created (0755) and becomes a shared mount, as with `ip netns`, so that other mount namespaces see the name. A failure
-/// leaves nothing but the directory. The loopback interface is down. Costs about 1 ms.
+/// created (0755) and becomes a shared mount, as with `ip netns`, so that other mount namespaces see the name. A
+/// failure leaves nothing but the directory. The loopback interface is down. Costs about 1 ms.
 pub async fn create(path: &Path) -> Result<NetnsIdentity> {
     let owned = path.to_owned();
     on_own_thread(&place("create namespace", path), move || create_here(&owned)).await?
@@ -109,8 +109,8 @@ fn prepare_directory(directory: &Path) -> Result<()> {
 }
 
 /// Removes the name `path` of a network namespace, which is deleted with its last user. Idempotent: returns whether the
-/// name existed. Removes nothing but a mounted network namespace or an empty file. Blocks for about 1 ms: unmounting waits
-/// until no CPU reads the list of mounts (`namespace_unlock` in `fs/namespace.c`).
+/// name existed. Removes nothing but a mounted network namespace or an empty file. Blocks for about 1 ms: unmounting
+/// waits until no CPU reads the list of mounts (`namespace_unlock` in `fs/namespace.c`).
 pub fn remove_here(path: &Path) -> Result<bool> {
     let operation = "remove namespace";
     let refused = |error: io::Error| place(operation, path).refused(error);

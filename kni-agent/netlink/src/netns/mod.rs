@@ -58,8 +58,8 @@ impl Netns {
         Arc::clone(&self.path)
     }
 
-    /// Runs `work` inside the namespace, on a thread of its own, so that no other code ever runs in the wrong namespace.
-    /// `work` cannot await, and continues if the returned future is dropped.
+    /// Runs `work` inside the namespace, on a thread of its own, so that no other code ever runs in the wrong
+    /// namespace. `work` cannot await, and continues if the returned future is dropped.
     pub async fn run<T, F>(&self, work: F) -> Result<T>
     where
         T: Send + 'static,

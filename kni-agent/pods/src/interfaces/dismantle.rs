@@ -31,9 +31,9 @@ pub(super) async fn dismantle(
     attachment: &Attachment,
 ) -> Result<(), DismantleError> {
     match attachment.kind {
-        // The host's routes go with the device: removing them now would wait for rtnl, which the removal of other devices
-        // may hold for long, and until then they lead to programs that drop. An address that is leased again meanwhile
-        // replaces its route.
+        // The host's routes go with the device: removing them now would wait for rtnl, which the removal of other
+        // devices may hold for long, and until then they lead to programs that drop. An address that is leased again
+        // meanwhile replaces its route.
         InterfaceKind::Veth => kernel.dataplane.withdraw(attachment.endpoint)?,
         InterfaceKind::Cni(_) => {
             kernel.dataplane.withdraw(attachment.endpoint)?;

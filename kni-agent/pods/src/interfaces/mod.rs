@@ -144,8 +144,8 @@ impl Interfaces {
         }
     }
 
-    /// Writes the rows of the interfaces with the agent's own datapath, whose traffic begins with that (I1). Their policies
-    /// must be enforced.
+    /// Writes the rows of the interfaces with the agent's own datapath, whose traffic begins with that (I1). Their
+    /// policies must be enforced.
     pub(crate) fn publish(&self, attachments: &[Attachment], subject: &Subject) -> Result<(), AttachError> {
         for attachment in attachments.iter().filter(|made| made.kind.is_ebpf()) {
             veth::publish(&self.kernel, attachment, subject)?;

@@ -9,8 +9,8 @@ use super::{Interfaces, exists, veth};
 use crate::error::Subject;
 
 impl Interfaces {
-    /// Returns whether the programs are attached again; not where they were found missing while links replaced filters. Filters come first, because they are attached within
-    /// microseconds: from then on packets are evaluated again.
+    /// Returns whether the programs are attached again; not where they were found missing while links replaced filters.
+    /// Filters come first, because they are attached within microseconds: from then on packets are evaluated again.
     pub(crate) async fn repair(&self, sandbox: &Sandbox, attachment: &Attachment) -> bool {
         let kernel = &self.kernel;
         let was_closed = kernel.closed().contains(&attachment.endpoint);

@@ -226,7 +226,8 @@ pub(super) async fn ensure_host_routes(
     Ok(())
 }
 
-/// Takes over the interface of an earlier agent: its row stays as it is and its links move to the new programs in place.
+/// Takes over the interface of an earlier agent: its row stays as it is and its links move to the new programs in
+/// place.
 pub(super) async fn adopt(kernel: &Kernel, attachment: &Attachment, subject: &Subject) {
     let dataplane = &kernel.dataplane;
     // Rows first: with new, empty maps the programs would find no row.

@@ -7,7 +7,8 @@ use std::{
 
 /// At least this many: the pods of a small Deployment.
 const LEAST: usize = 8;
-/// At most this many: about the pods that the kubelet runs by default (110). Bounds what a client can make the agent keep.
+/// At most this many: about the pods that the kubelet runs by default (110). Bounds what a client can make the agent
+/// keep.
 const MOST: usize = 128;
 /// Requests within this time count as one burst.
 const BURST: Duration = Duration::from_secs(1);

@@ -157,8 +157,8 @@ impl NamespacePool {
         Ok(Some(path))
     }
 
-    /// Binds a namespace of the agent to the sandbox of a refused or long attach, so that deleting the sandbox removes it.
-    /// One whose sandbox was detached passes to the new one: deleting the old sandbox must not affect it any more.
+    /// Binds a namespace of the agent to the sandbox of a refused or long attach, so that deleting the sandbox removes
+    /// it. One whose sandbox was detached passes to the new one: deleting the old sandbox must not affect it any more.
     pub(crate) fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
         let mut state = self.registry.lock();
         let found = state.namespace_of(netns.id());
@@ -203,8 +203,8 @@ impl NamespacePool {
         Ok(())
     }
 
-    /// Unmounts a namespace of ours and queues its prewarmed interface. Idempotent. Does nothing if the namespace differs
-    /// from `record`: then an attach has claimed it, or another call removes it.
+    /// Unmounts a namespace of ours and queues its prewarmed interface. Idempotent. Does nothing if the namespace
+    /// differs from `record`: then an attach has claimed it, or another call removes it.
     pub(crate) fn remove(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
         if !self.withhold(record) {
             return Ok(());

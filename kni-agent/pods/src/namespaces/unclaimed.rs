@@ -33,8 +33,8 @@ impl NamespacePool {
         }
     }
 
-    /// Earlier agents recorded wall-clock times, which are later than any time since the boot: their namespaces count as
-    /// given now.
+    /// Earlier agents recorded wall-clock times, which are later than any time since the boot: their namespaces count
+    /// as given now.
     fn date_given(&self) {
         let now = now();
         let mut state = self.registry.lock();
@@ -61,8 +61,8 @@ impl NamespacePool {
         self.registry.lock().namespaces.values().filter(old).cloned().collect()
     }
 
-    /// Namespaces that were given to a client and never attached. By path, for every caller; by the pod's name alone only
-    /// if no sandbox is named, so that deleting an old sandbox never touches a newer one's namespace.
+    /// Namespaces that were given to a client and never attached. By path, for every caller; by the pod's name alone
+    /// only if no sandbox is named, so that deleting an old sandbox never touches a newer one's namespace.
     pub(crate) fn unclaimed(
         &self,
         sandbox: Option<&SandboxId>,

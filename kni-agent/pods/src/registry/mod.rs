@@ -29,7 +29,8 @@ const FILE_GATHER: Duration = Duration::from_millis(20);
 
 /// The state and its store.
 pub(crate) struct Registry {
-    /// Never held across an await. The state and the store change under this one lock, so that both change in one order.
+    /// Never held across an await. The state and the store change under this one lock, so that both change in one
+    /// order.
     state: Mutex<State>,
     store: Store,
     changes: watch::Sender<u64>,

@@ -101,8 +101,8 @@ impl Namespaces {
 }
 
 impl Sandboxes {
-    /// Refuses the request unless each of its networks lets the pod in, with what it chooses. Pods that are attached are
-    /// not asked again: a repeated call gets its answer before.
+    /// Refuses the request unless each of its networks lets the pod in, with what it chooses. Pods that are attached
+    /// are not asked again: a repeated call gets its answer before.
     pub(super) fn authorize(&self, request: &AttachRequest, planned: &[PlannedInterface]) -> Result<(), AttachError> {
         let asked = self.ask_networks(request, planned);
         let pod = (request.pod.namespace.clone(), request.pod.name.clone());
@@ -148,8 +148,8 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// The rights that running pods have no longer, by interface. Pods of namespaces that are not known, and networks whose
-    /// definition is gone, are left out.
+    /// The rights that running pods have no longer, by interface. Pods of namespaces that are not known, and networks
+    /// whose definition is gone, are left out.
     pub(crate) fn lost_rights(&self) -> BTreeMap<(SandboxId, IfName), LostRight> {
         let ready: Vec<Arc<Sandbox>> = self.registry.lock().ready().map(Arc::clone).collect();
         let facts: Vec<Option<Facts>> = ready.iter().map(|sandbox| self.access.facts(&sandbox.pod)).collect();

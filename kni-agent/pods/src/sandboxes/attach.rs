@@ -16,8 +16,9 @@ use crate::{
     plan::{self, PlannedInterface},
 };
 
-/// The agent's own limit for one attach, waits for others included. Checked between steps, each of which is bounded by its
-/// driver, so that no step is abandoned halfway. Shorter than the limits of kubelets (60 s), so that they get the reason.
+/// The agent's own limit for one attach, waits for others included. Checked between steps, each of which is bounded by
+/// its driver, so that no step is abandoned halfway. Shorter than the limits of kubelets (60 s), so that they get the
+/// reason.
 const ATTACH_DEADLINE: Duration = Duration::from_secs(45);
 
 /// How long an attach for which no endpoint number is free waits until those of removed interfaces are.
@@ -88,7 +89,8 @@ impl Sandboxes {
         loop {
             // Again in each round: the namespace may have changed meanwhile.
             let offers = self.clear(attempt, &planned).await?;
-            // Before the try, so that a removal that ends during it counts. After `clear`, which may wait for another one.
+            // Before the try, so that a removal that ends during it counts. After `clear`, which may wait for another
+            // one.
             let removed = self.registry.removed.notified();
             let reserved = self.reserve(attempt, &offers);
             let is_full = |error: &AttachError| matches!(error.kind(), ErrorKind::EndpointsExhausted { .. });
@@ -166,8 +168,8 @@ impl Sandboxes {
         self.interfaces.offers(attempt, planned).await
     }
 
-    /// Builds interfaces of the agent on the calling thread: another one for each step that may block would cost more than
-    /// most of them. Those of other providers may take long, and wait for other processes.
+    /// Builds interfaces of the agent on the calling thread: another one for each step that may block would cost more
+    /// than most of them. Those of other providers may take long, and wait for other processes.
     async fn build_in_turn(
         &self,
         sandbox: &mut Sandbox,

@@ -47,8 +47,8 @@ impl Sandboxes {
         ended
     }
 
-    /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Continues after errors and reports all
-    /// of them; then the record stays and the call may be repeated.
+    /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Continues after errors and reports
+    /// all of them; then the record stays and the call may be repeated.
     pub(crate) async fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
         // Boxed because of the recursion: children have no children, but the compiler cannot know.
         Box::pin(self.detach_children(&sandbox.id)).await?;

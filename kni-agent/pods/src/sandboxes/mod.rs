@@ -33,8 +33,8 @@ pub use self::{
 };
 use crate::{interfaces::Interfaces, kernel::Kernel, namespaces::NamespacePool, reaper::Reaper, registry::Registry};
 
-/// So many attaches make interfaces of the agent at once. Each has a thread, and they wait for each other anyway, for the
-/// kernel's one network lock.
+/// So many attaches make interfaces of the agent at once. Each has a thread, and they wait for each other anyway, for
+/// the kernel's one network lock.
 const MOST_BUILDING: usize = 16;
 
 /// The sandboxes of the node.

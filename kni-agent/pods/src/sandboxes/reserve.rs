@@ -1,4 +1,5 @@
-//! Reserves the resources of an attach (addresses, endpoint numbers, a prewarmed pair) and records them, all or nothing.
+//! Reserves the resources of an attach (addresses, endpoint numbers, a prewarmed pair) and records them, all or
+//! nothing.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Checks every intermediate state of a plan: after each single row, every packet is evaluated as before or as after, or
-//! denied while the tables have no room for both.
+//! Checks every intermediate state of a plan: after each single row, every packet is evaluated as before or as after,
+//! or denied while the tables have no room for both.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -232,8 +232,8 @@ fn who_leaves_a_set_that_others_keep_does_not_see_its_future() {
     watch(&mut engine, &after, &before).unwrap();
 }
 
-/// Six namespaces name the same ranges, so another one that names a range around them changes the identities in the sets
-/// of all.
+/// Six namespaces name the same ranges, so another one that names a range around them changes the identities in the
+/// sets of all.
 #[test]
 fn a_change_of_most_rows_is_made_where_they_do_not_fit_twice() {
     const CAPACITY: usize = 576;

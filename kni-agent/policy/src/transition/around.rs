@@ -35,8 +35,8 @@ impl<'a> Around<'a> {
     }
 }
 
-/// The lengths of the rows of a network, longest first. Rows are sorted by length, and those of a length by network, so only
-/// one row of each length is read.
+/// The lengths of the rows of a network, longest first. Rows are sorted by length, and those of a length by network, so
+/// only one row of each length is read.
 fn lengths(rows: &BTreeMap<IdentityKey, u32>, network: u32) -> Vec<u32> {
     let mut lengths = Vec::new();
     let mut next = Some(0);

@@ -11,8 +11,8 @@ use super::{
     substitutes::Substitutes,
 };
 
-/// Moves endpoints and prefixes: to substitute sets, to new identities, to new sets, and from substitute identities to the
-/// final ones.
+/// Moves endpoints and prefixes: to substitute sets, to new identities, to new sets, and from substitute identities to
+/// the final ones.
 pub(super) fn steps(carriers: &Carriers, substitutes: &Substitutes) -> Vec<PolicyStep> {
     if carriers.is_single() {
         let rows = carriers.endpoints.iter().map(|moved| (moved.id, moved.new));

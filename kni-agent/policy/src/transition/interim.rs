@@ -8,12 +8,12 @@ use kni_model::{Enforcement, PolicyTables};
 use super::differences;
 use crate::stable;
 
-/// A state on the way from `from` to `to` that needs no new rows. `None`: none removes any more rows before new ones are
-/// written.
+/// A state on the way from `from` to `to` that needs no new rows. `None`: none removes any more rows before new ones
+/// are written.
 ///
-/// First the endpoints whose sets change are denied everything, so that the rows of these sets can go. Then the prefixes
-/// that `to` does not have go, with all rows about them. If that does not suffice either, the endpoints whose sets get
-/// other rows are denied too: what remains then is a part of `to`. An endpoint without a set stays as it is.
+/// First the endpoints whose sets change are denied everything, so that the rows of these sets can go. Then the
+/// prefixes that `to` does not have go, with all rows about them. If that does not suffice either, the endpoints whose
+/// sets get other rows are denied too: what remains then is a part of `to`. An endpoint without a set stays as it is.
 pub(crate) fn toward(from: &PolicyTables, to: &PolicyTables) -> Option<PolicyTables> {
     let others = BTreeSet::new();
     let without_moved = || denied(from, to, &others);

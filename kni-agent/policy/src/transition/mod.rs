@@ -81,8 +81,8 @@ impl Differences {
     }
 }
 
-/// Plans the steps from one state to the other, which may differ in the rows `differing`; `networks` holds the network of
-/// each endpoint of `to`.
+/// Plans the steps from one state to the other, which may differ in the rows `differing`; `networks` holds the network
+/// of each endpoint of `to`.
 pub(super) fn plan(
     from: &PolicyTables,
     to: &PolicyTables,

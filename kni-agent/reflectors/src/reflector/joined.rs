@@ -1,5 +1,6 @@
-//! Follows the objects of the networks that the node has joined. Those of a network that it joins later are listed alone, and the
-//! watch continues with them: a list of all networks again would be most of what the API server sends in a large cluster.
+//! Follows the objects of the networks that the node has joined. Those of a network that it joins later are listed
+//! alone, and the watch continues with them: a list of all networks again would be most of what the API server sends in
+//! a large cluster.
 
 use std::{collections::BTreeSet, fmt::Debug, pin::pin, time::Duration};
 
@@ -56,8 +57,8 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     V: PartialEq + Send + 'static,
 {
-    /// Follows the objects of the networks in `joined`, until the API server refuses or its storage was restored. Those of a
-    /// network that the node left stay until it joins another one.
+    /// Follows the objects of the networks in `joined`, until the API server refuses or its storage was restored. Those
+    /// of a network that the node left stay until it joins another one.
     pub(in super::super) async fn reflect_joined(
         self,
         api: Api<Decoded<K>>,
@@ -257,8 +258,8 @@ where
     }
 }
 
-/// All objects of networks, as new as the watch of the others is: so the API server answers from memory, without asking its
-/// storage how new that is, and reads no objects of other networks.
+/// All objects of networks, as new as the watch of the others is: so the API server answers from memory, without asking
+/// its storage how new that is, and reads no objects of other networks.
 async fn streamed<K>(
     api: &Api<Decoded<K>>,
     networks: &BTreeSet<NetworkName>,

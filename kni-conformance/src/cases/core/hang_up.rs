@@ -45,7 +45,8 @@ async fn hang_up(session: &Session, after: Duration) -> Result<bool> {
     drop(call);
     session.remove(&sandbox).await?;
     sleep(QUIET).await;
-    // The kubelet repeats the teardown of every earlier sandbox of a pod; the attach may have begun after the first one.
+    // The kubelet repeats the teardown of every earlier sandbox of a pod; the attach may have begun after the first
+    // one.
     session.remove(&sandbox).await?;
     let removed = !Path::new(&sandbox.path).exists();
     if !removed {

@@ -13,8 +13,8 @@ use kni_crd::{PodFacts, PodNetwork};
 use kni_ipam::blocks::{Prefixes, object_name, unit_of};
 use kni_model::NetworkName;
 
-/// Maximum size in bytes of what one member adds to an object, as JSON: labels, and named ports. With 64 such members an
-/// object stays below the 1.5 MiB that etcd stores.
+/// Maximum size in bytes of what one member adds to an object, as JSON: labels, and named ports. With 64 such members
+/// an object stays below the 1.5 MiB that etcd stores.
 const MOST_BYTES: usize = 16 * 1024;
 /// The status of a report.
 pub(super) fn status(tables: &Tables, spec: &NetworkMembersSpec) -> NetworkMembersStatus {

@@ -10,8 +10,8 @@ use kni_cluster::{Key, Tables};
 
 use super::super::member_names::{beginning_with, prefix};
 
-/// How many objects a node may have in a network, whatever its pods: enough for 1024 interfaces. Objects from which most
-/// members have gone are not joined, so their number alone is no sign of a false report.
+/// How many objects a node may have in a network, whatever its pods: enough for 1024 interfaces. Objects from which
+/// most members have gone are not joined, so their number alone is no sign of a false report.
 pub(super) const MOST: usize = 16;
 /// A node may have one more for so many pods.
 const PODS: usize = 16;

@@ -139,8 +139,8 @@ impl Reserved {
     }
 
     /// Why a node may not have an address. `control_plane`: whether the node is part of the control plane. `confirmed`:
-    /// whether it has the address already. Then only what the API server alone decides counts: an account that may write
-    /// Services or networks could take nodes off the fabric otherwise.
+    /// whether it has the address already. Then only what the API server alone decides counts: an account that may
+    /// write Services or networks could take nodes off the fabric otherwise.
     pub(super) fn reason(&self, address: IpAddr, control_plane: bool, confirmed: bool) -> Option<String> {
         if self.api_server.contains(&address) && !control_plane {
             return Some(format!(
@@ -179,8 +179,8 @@ fn api_server(tables: &Tables) -> BTreeSet<IpAddr> {
         .collect()
 }
 
-/// The subnets of a network whose addresses nodes use beside their own: the default network, and those without a tunnel.
-/// Others may have the same addresses as the nodes.
+/// The subnets of a network whose addresses nodes use beside their own: the default network, and those without a
+/// tunnel. Others may have the same addresses as the nodes.
 fn shared_subnets(network: &PodNetwork) -> Option<Vec<IpNet>> {
     let status = network.status.as_ref();
     let native = [network.spec.fabric, status.and_then(|status| status.fabric)].contains(&Some(Fabric::Native));

@@ -41,9 +41,9 @@ fn icmp_error(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Wo
     Decision::local(receiver.id)
 }
 
-/// Finds the pod that an ICMP error from the uplink is for: one whose packet, which the error quotes, is of a current flow to
-/// another node without a tunnel. Any router on the way may send it, with whichever address it has, so that neither the
-/// source's route nor its node matter. No decision about other errors.
+/// Finds the pod that an ICMP error from the uplink is for: one whose packet, which the error quotes, is of a current
+/// flow to another node without a tunnel. Any router on the way may send it, with whichever address it has, so that
+/// neither the source's route nor its node matter. No decision about other errors.
 #[inline(always)]
 pub(super) fn on_the_way(ctx: &TcContext, place: &mut Place, packet: &Packet) -> Decision {
     let skb = ctx.skb.skb;
@@ -127,8 +127,8 @@ fn translate_error(ctx: &TcContext, place: &Place, packet: &Packet, work: &mut W
     Decision::local(place.endpoint)
 }
 
-/// Whether the interface leads to the node at the end of the flow, and nothing that is known about it has changed since the
-/// flow was evaluated.
+/// Whether the interface leads to the node at the end of the flow, and nothing that is known about it has changed since
+/// the flow was evaluated.
 #[inline(always)]
 fn leads_by(end: FlowEnd, epoch: u32, ifindex: u32) -> bool {
     let way = Decision::node(end.id, false);

@@ -1,9 +1,9 @@
-//! The straight path of packets that other nodes send to pods: of a current flow, also where they change its state, but for
-//! the SYN of a new connection, which is always evaluated.
+//! The straight path of packets that other nodes send to pods: of a current flow, also where they change its state, but
+//! for the SYN of a new connection, which is always evaluated.
 //!
-//! What the flow was evaluated on is in its row: the node that has the source, and the receiver. As long as the generations
-//! of both are the same, the routes and addresses of the network lead there as well, and need no lookup. That the packet
-//! comes from that node is checked for each one.
+//! What the flow was evaluated on is in its row: the node that has the source, and the receiver. As long as the
+//! generations of both are the same, the routes and addresses of the network lead there as well, and need no lookup.
+//! That the packet comes from that node is checked for each one.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::flow::{END_LOCAL, FLOW_TRANSLATED, FlowValue, NodeRow, is_second};
@@ -61,9 +61,9 @@ pub(super) fn follow(place: &mut Place, packet: &Packet, is_sender: impl FnOnce(
     }
 }
 
-/// The receiver of a packet of this flow, if it is current and the packet comes from its sender's node; with its time and its
-/// state as they are after the packet. `second`: the packet's sender is the second end; `overlay`: it came through the
-/// tunnel.
+/// The receiver of a packet of this flow, if it is current and the packet comes from its sender's node; with its time
+/// and its state as they are after the packet. `second`: the packet's sender is the second end; `overlay`: it came
+/// through the tunnel.
 #[inline(always)]
 fn take(
     network: u32,

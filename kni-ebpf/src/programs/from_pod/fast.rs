@@ -1,9 +1,10 @@
 //! Forwards packets of established flows: the straight path in front of the general one.
 //!
-//! TCP and UDP without options, extension headers, fragments or tags, in the linear part of the packet, of an untranslated
-//! flow that is confirmed on state that has not changed. Everything else is left to the general path, which is the only
-//! one that drops. It would forward whatever this one forwards: the row of the flow exists only because the general path
-//! let a packet with these addresses through, and only its sender's endpoint has the generation in it.
+//! TCP and UDP without options, extension headers, fragments or tags, in the linear part of the packet, of an
+//! untranslated flow that is confirmed on state that has not changed. Everything else is left to the general path,
+//! which is the only one that drops. It would forward whatever this one forwards: the row of the flow exists only
+//! because the general path let a packet with these addresses through, and only its sender's endpoint has the
+//! generation in it.
 //!
 //! Between endpoints of the node here, to pods of other nodes in [`to_node`].
 
@@ -132,8 +133,8 @@ fn transport<const OFFSET: usize>(ctx: &TcContext, protocol: u8) -> Option<usize
     changes_nothing.then_some(TCP_LEN)
 }
 
-/// Forwards a TCP packet that may change the state of its flow, where the flow leads to another node; but for a SYN that opens
-/// one.
+/// Forwards a TCP packet that may change the state of its flow, where the flow leads to another node; but for a SYN
+/// that opens one.
 #[inline(always)]
 fn change<const OFFSET: usize>(ctx: &TcContext, protocol: u8) -> Option<i32> {
     // Read again: kept from `transport`, the flags would cost the packets that change nothing another instruction.
@@ -206,8 +207,8 @@ fn follow<const SECOND: bool>(
     Some(redirect_peer(endpoint::ifindex(theirs.id)))
 }
 
-/// Whether a packet of a flow that is not confirmed leaves it as it is: a further reply, a packet before the first reply,
-/// and a datagram of the opener in the same window as the packet before.
+/// Whether a packet of a flow that is not confirmed leaves it as it is: a further reply, a packet before the first
+/// reply, and a datagram of the opener in the same window as the packet before.
 #[inline(always)]
 fn changes_nothing(now_is: u32, found: &FlowValue, protocol: u8, second: bool) -> bool {
     if now_is & STATE_MASK != state(END_LOCAL, 0) {

@@ -337,8 +337,8 @@ fn open_hairpin(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     begin(ctx, packet, work, Decision::local(endpoint))
 }
 
-/// The action and, in the upper half, the flags for packets of the network to this one's destination; 0 for no route. The
-/// whole route is in `work`.
+/// The action and, in the upper half, the flags for packets of the network to this one's destination; 0 for no route.
+/// The whole route is in `work`.
 ///
 /// VERIFIER: not inlined, as [`locate`].
 #[inline(never)]

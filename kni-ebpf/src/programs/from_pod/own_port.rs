@@ -4,8 +4,8 @@ use kni_common::{Verdict, endpoint::EndpointRow};
 
 use crate::{decision::Reason, host_port, packet::Packet, work::Work};
 
-/// Translates `work.to`, a packet to the node's stack, to the pod that its destination leads to; false where it leads to none
-/// of the sender's network.
+/// Translates `work.to`, a packet to the node's stack, to the pod that its destination leads to; false where it leads
+/// to none of the sender's network.
 #[inline(always)]
 pub(super) fn translate(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Result<bool, Reason> {
     Ok(Reason::value(from_pod_own_port(row, packet, work))? != 0)

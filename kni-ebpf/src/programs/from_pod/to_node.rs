@@ -49,8 +49,8 @@ pub(super) fn decide(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: 
     decision
 }
 
-/// The way of a packet of a current flow to another node. No decision where the state that the flow was evaluated on has
-/// changed.
+/// The way of a packet of a current flow to another node. No decision where the state that the flow was evaluated on
+/// has changed.
 #[inline(always)]
 pub(super) fn follow(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
     Decision::from_word(from_pod_follow_node(ctx.skb.skb, place, packet))
@@ -58,7 +58,8 @@ pub(super) fn follow(ctx: &TcContext, place: &Place, packet: &Packet) -> Decisio
 
 /// [`follow`].
 ///
-/// VERIFIER: a global function, see `global`, which looks up the flow again: the paths within the node stay as they are.
+/// VERIFIER: a global function, see `global`, which looks up the flow again: the paths within the node stay as they
+/// are.
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -118,8 +119,8 @@ fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
 }
 
 global! {
-    /// Re-evaluates the flow of the packet, if it has one to another node. Apart from the following, for the stack of a chain of
-    /// calls.
+    /// Re-evaluates the flow of the packet, if it has one to another node. Apart from the following, for the stack of a
+    /// chain of calls.
     from_pod_review_node(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => review
 }
 
@@ -182,8 +183,8 @@ fn review(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
     Decision::RENEWED
 }
 
-/// The way to the destination on another node, and whether that is the node itself. The route that the packet was found to
-/// take there is not looked up twice.
+/// The way to the destination on another node, and whether that is the node itself. The route that the packet was found
+/// to take there is not looked up twice.
 #[inline(always)]
 fn find(network: u32, work: &mut Work) -> Option<(Decision, bool)> {
     if work.route.action == 0 {

@@ -125,8 +125,8 @@ pub(crate) fn down(folders: &Folders) -> Result<()> {
     Ok(())
 }
 
-/// Ends the owner of the nodes, and waits until their processes and control groups are gone. Their namespaces, links and
-/// mounts live as long as their processes.
+/// Ends the owner of the nodes, and waits until their processes and control groups are gone. Their namespaces, links
+/// and mounts live as long as their processes.
 fn end(state: &State, folders: &Folders) -> Result<()> {
     let keeper = Pid::from_raw(state.keeper.cast_signed());
     if state.is_running() {

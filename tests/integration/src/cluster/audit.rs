@@ -29,8 +29,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether it asks which kinds a group serves, without an object's name: agents do so every ten seconds, whether pods
-    /// come or not.
+    /// Whether it asks which kinds a group serves, without an object's name: agents do so every ten seconds, whether
+    /// pods come or not.
     pub fn is_discovery(&self) -> bool {
         let path = self.what.strip_prefix("get /apis/");
         path.is_some_and(|path| path.split('/').count() <= 2)
@@ -51,8 +51,8 @@ impl Request {
 }
 
 impl Cluster {
-    /// The requests until now. The API server writes the log before it answers, so no answered request is missing. Another
-    /// client's write can be missing although a watch or a read has shown what it wrote.
+    /// The requests until now. The API server writes the log before it answers, so no answered request is missing.
+    /// Another client's write can be missing although a watch or a read has shown what it wrote.
     pub fn audit(&self) -> Result<Audit> {
         Ok(Audit::parse(&self.control.audit_log()?))
     }

@@ -1,9 +1,10 @@
 //! The order in which tests that wait for slots look for them: the longest first.
 //!
-//! `cargo xtask test` names the file of recorded times in `KNI_TEST_TIMES`. A test that it does not contain counts as one of
-//! average length; without the file the tests look in the order in which they come. In a process one test looks at a time:
-//! the longest. Beside other processes, which write the length of their longest test into locked files, a process whose test
-//! is shorter looks less often. It is never kept from looking: a slot that the longest test cannot use stays in use.
+//! `cargo xtask test` names the file of recorded times in `KNI_TEST_TIMES`. A test that it does not contain counts as
+//! one of average length; without the file the tests look in the order in which they come. In a process one test looks
+//! at a time: the longest. Beside other processes, which write the length of their longest test into locked files, a
+//! process whose test is shorter looks less often. It is never kept from looking: a slot that the longest test cannot
+//! use stays in use.
 
 use std::{
     cmp::Ordering,
@@ -77,12 +78,12 @@ impl Lengths {
 
     /// Reads the lines `"a::b" = 12.5`; all others mean nothing here.
     fn parse(text: &str) -> Self {
-        let test = |line: &str| {
+        let parse = |line: &str| {
             let (name, seconds) = line.strip_prefix('"')?.split_once("\" = ")?;
             let seconds: f64 = seconds.parse().ok()?;
             seconds.is_finite().then(|| (name.to_owned(), seconds))
         };
-        let tests: HashMap<String, f64> = text.lines().filter_map(test).collect();
+        let tests: HashMap<String, f64> = text.lines().filter_map(parse).collect();
         let count = u32::try_from(tests.len()).unwrap_or(u32::MAX);
         let average = tests.values().sum::<f64>() / f64::from(count.max(1));
         Self { tests, average }

@@ -33,7 +33,8 @@ impl Model {
                 _ => return false,
             },
             (End::Stack(epoch), End::Local(to, version), _) => match self.at(to, version) {
-                // What a pod of the node sends through the stack is evaluated by the pod's identity when the flow is opened.
+                // What a pod of the node sends through the stack is evaluated by the pod's identity when the flow is
+                // opened.
                 Some(receiver) if receiver.epoch == epoch && !self.is_of_a_pod(flow) => {
                     let peer = self.identity_at(flow.network, flow.source.0);
                     self.entering(&receiver, peer, flow, &mut hits)

@@ -55,8 +55,8 @@ impl Model {
         (waits && mine && entry.is_live()).then_some(entry.becomes.destination)
     }
 
-    /// The pod of the sender's network that the destination, a port of the node, leads to. Only where the stack would get the
-    /// packet.
+    /// The pod of the sender's network that the destination, a port of the node, leads to. Only where the stack would
+    /// get the packet.
     fn behind_port(&self, opening: &Opening<'_>) -> Result<Option<Backend>, Verdict> {
         let (flow, world) = (opening.flow, &self.world);
         let (address, port) = flow.destination;

@@ -226,7 +226,8 @@ fn content(packet: &[u8], at: usize, is_v4: bool, protocol: u8, fragment: Fragme
     let ports = || Ok((number(packet, at)?, number(packet, at + 2)?));
     match protocol {
         TCP => {
-            // All of the header, whose flags identify the opener of the connection, and whose checksum a translation changes.
+            // All of the header, whose flags identify the opener of the connection, and whose checksum a translation
+            // changes.
             let [.., flags, _, _, _, _, _, _] = take::<20>(packet, at)?;
             let (source, destination) = ports()?;
             let opens = flags & 0x02 != 0 && flags & 0x10 == 0;

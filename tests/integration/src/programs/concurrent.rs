@@ -179,7 +179,8 @@ impl Lockstep {
     }
 
     /// Checks a run that met a change between these states: its result is that of one of them; a packet from or to the
-    /// interrupted endpoint may be dropped, or still reach it with the addresses of a free row. Returns the verdict if it is that of all states.
+    /// interrupted endpoint may be dropped, or still reach it with the addresses of a free row. Returns the verdict if
+    /// it is that of all states.
     pub fn ran_between(
         &mut self,
         seen: Seen,
@@ -243,8 +244,8 @@ impl Lockstep {
         outcomes
     }
 
-    /// Copies the kernel's tables that packets fill to the model, without their ages. False where a row has a generation
-    /// that is not known yet.
+    /// Copies the kernel's tables that packets fill to the model, without their ages. False where a row has a
+    /// generation that is not known yet.
     pub fn resynchronize(&mut self) -> Result<bool> {
         let versions: HashMap<u32, Version> = self
             .generations

@@ -100,7 +100,8 @@ impl Lockstep {
         self.compare_run(seen, frame, &ran, true)
     }
 
-    /// Compares a run with the model's result. `counted`: the counters of both agree, so that they show a dropped packet's backend.
+    /// Compares a run with the model's result. `counted`: the counters of both agree, so that they show a dropped
+    /// packet's backend.
     pub(super) fn compare_run(&mut self, seen: Seen, frame: &[u8], ran: &Ran, counted: bool) -> Result<Outcome> {
         let (id, direction) = (seen.endpoint, seen.direction);
         let sender = self.model.world.endpoint(id).cloned();

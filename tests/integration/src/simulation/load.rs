@@ -78,7 +78,8 @@ impl Latency {
     }
 }
 
-/// Starts, ends and relabels pods for some time. The rate is that of starts; the requests of one do not wait for others.
+/// Starts, ends and relabels pods for some time. The rate is that of starts; the requests of one do not wait for
+/// others.
 pub(super) async fn run(client: &Client, scene: &Scene, rate: f64, duration: Duration) -> Result<Changes> {
     let mut ticks = interval(Duration::from_secs_f64(1.0 / rate));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);

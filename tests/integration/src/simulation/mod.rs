@@ -1,4 +1,5 @@
-//! Simulates a large cluster: a real API server, etcd and kni-controller, and agents on nodes that exist in memory only.
+//! Simulates a large cluster: a real API server, etcd and kni-controller, and agents on nodes that exist in memory
+//! only.
 //!
 //! `docs/design/scale.md` explains what is real and what is not.
 
@@ -297,9 +298,9 @@ impl Simulation {
         }
     }
 
-    /// Whether each node's watch of pods received an event. Most probably these were bookmarks: each watch gets one a minute
-    /// and the API server counts them as events; the watches of agents that were started together get them in the same second.
-    /// A change that does reach all nodes does so each time.
+    /// Whether each node's watch of pods received an event. Most probably these were bookmarks: each watch gets one a
+    /// minute and the API server counts them as events; the watches of agents that were started together get them in
+    /// the same second. A change that does reach all nodes does so each time.
     fn reached_all(&self, change: &OneChange) -> bool {
         let events = change.cost.events.get("pods").copied().unwrap_or_default();
         events >= count(self.places.len())

@@ -1,7 +1,8 @@
 //! Predicts what a cluster of another size costs, from two measured sizes.
 //!
-//! Each resource has a formula with two coefficients, `y = a·x1 + b·x2`. The terms `x1` and `x2` are what causes the cost,
-//! counted from the size alone; the coefficients are fitted on two sizes. A third size shows how wrong a formula is.
+//! Each resource has a formula with two coefficients, `y = a·x1 + b·x2`. The terms `x1` and `x2` are what causes the
+//! cost, counted from the size alone; the coefficients are fitted on two sizes. A third size shows how wrong a formula
+//! is.
 
 use std::collections::BTreeMap;
 
@@ -148,8 +149,8 @@ pub const FORMULAS: [Formula; 9] = [
 pub type Measured = BTreeMap<String, f64>;
 
 impl Formula {
-    /// The coefficients of two measured sizes; negative ones, which no cost has, become zero. `None` if the sizes are not
-    /// independent.
+    /// The coefficients of two measured sizes; negative ones, which no cost has, become zero. `None` if the sizes are
+    /// not independent.
     pub fn fit(&self, first: (&Size, f64), second: (&Size, f64)) -> Option<[f64; 2]> {
         let ([a1, b1], [a2, b2]) = ((self.of)(first.0), (self.of)(second.0));
         let determinant = a1.mul_add(b2, -(a2 * b1));

@@ -28,8 +28,8 @@ const LINGER: Duration = Duration::from_millis(500);
 /// A TCP connection without an answer for this time counts as broken.
 const TCP_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Lets a socket keep what arrives while its thread gets no CPU: the kernel's default is some 160 datagrams, and a busy machine
-/// would look like a lossy network.
+/// Lets a socket keep what arrives while its thread gets no CPU: the kernel's default is some 160 datagrams, and a busy
+/// machine would look like a lossy network.
 pub(super) fn keep_bursts(socket: &UdpSocket) -> std::io::Result<()> {
     const BYTES: usize = 8 << 20;
     Ok(setsockopt(socket, sockopt::RcvBufForce, &BYTES)?)

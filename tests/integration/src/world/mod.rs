@@ -2,8 +2,8 @@
 //! two networks, all with TCP, UDP and SCTP servers on ports 80 and 81 over both families.
 //!
 //! The pods are on one node without an API server, or spread over the nodes of a cluster. `apply` applies policies and
-//! labels, [`NinePods::wait_for`] waits until every question has the expected answer consistently. The expectation comes
-//! from [`crate::oracle`].
+//! labels, [`NinePods::wait_for`] waits until every question has the expected answer consistently. The expectation
+//! comes from [`crate::oracle`].
 
 mod canary;
 pub mod cases;

@@ -207,8 +207,8 @@ impl Spread {
     /// Deletes the policies that are not in the list, or differ there, and applies those that are.
     async fn replace_policies(&mut self, policies: Vec<Value>) -> Result<()> {
         for policy in &self.policies {
-            // Server-side apply keeps what is absent now: a selector that becomes empty, where the kind has no schema, and
-            // the `policyTypes` that the API server has added.
+            // Server-side apply keeps what is absent now: a selector that becomes empty, where the kind has no schema,
+            // and the `policyTypes` that the API server has added.
             if !policies.contains(policy) {
                 self.cluster.delete(policy).await?;
             }

@@ -146,7 +146,8 @@ fn the_chart_installs_what_kustomize_does() -> Result<()> {
         let rendered = objects(&helm.template(options)?)?;
         let names = |objects: &BTreeMap<(String, String), Value>| objects.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&rendered), names(&expected), "{folder}");
-        // The definitions of the chart are copies of those in `deploy/crds`; kustomize writes their numbers differently.
+        // The definitions of the chart are copies of those in `deploy/crds`; kustomize writes their numbers
+        // differently.
         let others = expected
             .iter()
             .filter(|((kind, _), _)| kind != "CustomResourceDefinition");

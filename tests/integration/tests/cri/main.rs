@@ -1,4 +1,5 @@
-//! Tests with real container runtimes: containerd, a kubelet, the agent deployed as a pod, and clusters of several nodes.
+//! Tests with real container runtimes: containerd, a kubelet, the agent deployed as a pod, and clusters of several
+//! nodes.
 
 mod containerd;
 mod deploy;

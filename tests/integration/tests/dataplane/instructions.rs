@@ -53,8 +53,8 @@ const V6: [Ipv6Addr; 2] = [
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3),
 ];
 const PORTS: [u16; 2] = [40_000, 80];
-/// Some windows in which a datagram flow becomes a stream, and less than any lifetime: a flow of many packets takes some
-/// time.
+/// Some windows in which a datagram flow becomes a stream, and less than any lifetime: a flow of many packets takes
+/// some time.
 const PAUSE: u64 = 600;
 
 fn mac(side: usize) -> Mac {

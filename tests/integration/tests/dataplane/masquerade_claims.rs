@@ -116,8 +116,8 @@ fn meet(at: &AtomicUsize, round: usize) {
     }
 }
 
-/// The first packets of both pods at the same time, `rounds` times. `prepare` is called before each round; the result is
-/// how often neither, one and both of them left.
+/// The first packets of both pods at the same time, `rounds` times. `prepare` is called before each round; the result
+/// is how often neither, one and both of them left.
 fn race(programs: &[Programs; 2], rounds: usize, mut prepare: impl FnMut() -> Result<()> + Send) -> Result<[usize; 3]> {
     let (start, end) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let left = AtomicUsize::new(0);

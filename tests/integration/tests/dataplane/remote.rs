@@ -1,5 +1,6 @@
-//! Exchanges packets with pods of other nodes, by hand-made rows of nodes and routes: through a tunnel device, and through
-//! the network that the nodes share. Frames enter and leave by real interfaces, since only they have a tunnel's metadata.
+//! Exchanges packets with pods of other nodes, by hand-made rows of nodes and routes: through a tunnel device, and
+//! through the network that the nodes share. Frames enter and leave by real interfaces, since only they have a tunnel's
+//! metadata.
 
 mod changes;
 mod explained;

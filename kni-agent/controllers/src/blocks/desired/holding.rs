@@ -97,7 +97,8 @@ impl Holding {
         }
     }
 
-    /// The last ones of these blocks, as long as so many free addresses and blocks remain without them, the last one first.
+    /// The last ones of these blocks, as long as so many free addresses and blocks remain without them, the last one
+    /// first.
     fn dispensable(&self, idle: &[IpNet], keep_free: u128, keep_blocks: usize) -> Vec<IpNet> {
         let (mut free, mut blocks) = (self.free, self.blocks);
         let mut found = Vec::new();

@@ -54,8 +54,8 @@ impl Nodes {
     }
 }
 
-/// The other nodes. An address that two of them have, or that is this node's, is used for none: it cannot say whose packets
-/// it sends.
+/// The other nodes. An address that two of them have, or that is this node's, is used for none: it cannot say whose
+/// packets it sends.
 fn others(tables: &Tables, node: &str, own: &Underlay) -> BTreeMap<String, Other> {
     let rows = tables.node_endpoints.rows().iter();
     let others = rows.filter(|(key, object)| key.name == object.spec.node_name && key.name != node);
@@ -95,8 +95,8 @@ pub(super) fn names(node: &str, nodes: &Nodes) -> BTreeMap<IpAddr, String> {
     .collect()
 }
 
-/// The egress addresses that several nodes share and this one has a part in: it answers for them, or its pods leave with
-/// them.
+/// The egress addresses that several nodes share and this one has a part in: it answers for them, or its pods leave
+/// with them.
 pub(super) fn egress(
     tables: &Tables,
     (node, uid): (&str, Option<&str>),

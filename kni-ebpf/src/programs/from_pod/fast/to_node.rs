@@ -24,8 +24,8 @@ use crate::{
 /// No action of a program.
 const GENERAL: u32 = u32::MAX;
 
-/// Forwards a packet of the sender's endpoint that the straight path has parsed, or leaves it as it is to the general path.
-/// `second`: its sender is the second end of the flow.
+/// Forwards a packet of the sender's endpoint that the straight path has parsed, or leaves it as it is to the general
+/// path. `second`: its sender is the second end of the flow.
 #[inline(always)]
 pub(super) fn forward(ctx: &TcContext, row: &EndpointRow, found: &mut FlowValue, second: bool) -> Option<i32> {
     match from_pod_straight_to_node(ctx.skb.skb, row, found, u32::from(second)) {
@@ -67,7 +67,8 @@ pub(super) fn find(ctx: &TcContext) -> Option<i32> {
 
 /// [`find`]; [`GENERAL`] for the general path.
 ///
-/// VERIFIER: a global function, see `global`; and apart from the packets that change nothing, whose path stays as it is.
+/// VERIFIER: a global function, see `global`; and apart from the packets that change nothing, whose path stays as it
+/// is.
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -95,8 +96,8 @@ struct Headers {
     length: u32,
 }
 
-/// Checks all that may leave the packet to the general path before it changes anything. Behind that only what the general
-/// path would lose as well: a packet that the kernel gives no tunnel.
+/// Checks all that may leave the packet to the general path before it changes anything. Behind that only what the
+/// general path would lose as well: a packet that the kernel gives no tunnel.
 #[inline(always)]
 fn send(ctx: &TcContext, row: &EndpointRow, found: &mut FlowValue, second: bool) -> Option<i32> {
     let [(from, sender), (to, receiver)] = straight::ends(found, second);

@@ -57,8 +57,8 @@ struct Args {
     /// CPU to which both ends are pinned; the last one by default.
     #[arg(long)]
     cpu: Option<usize>,
-    /// Measure how the server of KNI on this socket attaches pods, and nothing else. Any server can be measured: the calls are
-    /// those of the kubelet. Its network namespaces must be visible here.
+    /// Measure how the server of KNI on this socket attaches pods, and nothing else. Any server can be measured: the
+    /// calls are those of the kubelet. Its network namespaces must be visible here.
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["against", "parts", "paths", "measures", "agent"])]
     kni_socket: Option<PathBuf>,
     /// The kni-agent binary; the one beside this program by default.

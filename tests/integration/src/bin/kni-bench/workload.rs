@@ -145,8 +145,8 @@ impl Workload {
     }
 }
 
-/// Makes the namespace of the calling thread release connections as soon as they are closed: `TIME_WAIT` would use up its
-/// ports.
+/// Makes the namespace of the calling thread release connections as soon as they are closed: `TIME_WAIT` would use up
+/// its ports.
 fn release_closed() -> Result<()> {
     Ok(fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0")?)
 }

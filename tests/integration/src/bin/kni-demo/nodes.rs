@@ -1,4 +1,5 @@
-//! Shows two nodes of a cluster: two tenants with the same addresses, whose pods reach those of their network on both nodes.
+//! Shows two nodes of a cluster: two tenants with the same addresses, whose pods reach those of their network on both
+//! nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,9 +23,9 @@ use crate::{
     stage::PORT,
 };
 
-/// Name, tenant, node. Each network has a block of addresses on each node, so the pods of blue have addresses that pods of
-/// red have too, though not always those with the same number: blocks and addresses go to who asks first. Only red has a
-/// third pod.
+/// Name, tenant, node. Each network has a block of addresses on each node, so the pods of blue have addresses that pods
+/// of red have too, though not always those with the same number: blocks and addresses go to who asks first. Only red
+/// has a third pod.
 const PODS: [(&str, &str, &str); 5] = [
     ("blue-1", "blue", "node1"),
     ("blue-2", "blue", "node2"),

@@ -136,8 +136,8 @@ async fn admission(cluster: &Cluster) -> Result<BTreeMap<usize, String>> {
     Ok(refusals?.into_iter().flatten().collect())
 }
 
-/// Whether the API server refuses the first row that it should refuse, for each way in and each field: it begins and ends to
-/// enforce each policy at a time of its own.
+/// Whether the API server refuses the first row that it should refuse, for each way in and each field: it begins and
+/// ends to enforce each policy at a time of its own.
 async fn refused_ways(cluster: &Cluster) -> Result<BTreeMap<String, bool>> {
     let mut refused = BTreeMap::new();
     for (number, row) in ROWS.iter().enumerate().filter(|(_, row)| row.early) {

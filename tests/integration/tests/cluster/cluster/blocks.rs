@@ -108,8 +108,8 @@ fn owned(taken: &[(IpNet, String)], running: &[Pod]) -> Result<usize> {
     Ok(owners.len())
 }
 
-/// Restores the data of the API server to a state before the last blocks were claimed: the node claims them again, and no
-/// other node gets them. Returns the names of the pods in them.
+/// Restores the data of the API server to a state before the last blocks were claimed: the node claims them again, and
+/// no other node gets them. Returns the names of the pods in them.
 async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>> {
     let node = format!("node{NODES}");
     let kubelet = NODES - 1;
@@ -159,8 +159,8 @@ async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>>
     Ok(names)
 }
 
-/// An agent that finds its blocks in the status of the network, as earlier releases leave them, creates the objects that are
-/// missing, and removes its entries.
+/// An agent that finds its blocks in the status of the network, as earlier releases leave them, creates the objects
+/// that are missing, and removes its entries.
 async fn taken_over_from_the_status(cluster: &mut Cluster) -> Result<()> {
     let before = claimed(cluster, "node1").await?;
     cluster.nodes[0].agent.kill9()?;

@@ -1,5 +1,5 @@
-//! Tests claims of address blocks at a real API server: never two owners, whatever requests and replies are lost, beside
-//! agents of earlier releases, and against clients that do not keep to the rules.
+//! Tests claims of address blocks at a real API server: never two owners, whatever requests and replies are lost,
+//! beside agents of earlier releases, and against clients that do not keep to the rules.
 
 mod actors;
 pub(super) mod clients;
@@ -99,8 +99,8 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     Ok(())
 }
 
-/// An earlier release, which knew only the entries in the status, leased again from a block whose give-back had failed, whatever had become of it. The test must
-/// notice that.
+/// An earlier release, which knew only the entries in the status, leased again from a block whose give-back had failed,
+/// whatever had become of it. The test must notice that.
 async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
     let red = network(cluster, "lossy", &["10.30.0.0/24"], &json!({ "ipv4": 28 })).await?;
     let block: IpNet = "10.30.0.16/28".parse()?;
@@ -202,8 +202,8 @@ async fn latency(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Random claims and releases of nodes that lose requests and replies, beside agents of the previous release, which also
-/// enter blocks into the status.
+/// Random claims and releases of nodes that lose requests and replies, beside agents of the previous release, which
+/// also enter blocks into the status.
 async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     let steps = if long() { 4000 } else { 60 };
     let leasing = Leasing::default();

@@ -80,8 +80,8 @@ async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
     Ok(())
 }
 
-/// Makes a network whose status kni-controller has tried to write in vain. One with a status before it is deleted all the
-/// same.
+/// Makes a network whose status kni-controller has tried to write in vain. One with a status before it is deleted all
+/// the same.
 async fn refuse_status(cluster: &Cluster, stuck: Value) -> Result<()> {
     cluster.apply(std::slice::from_ref(&stuck)).await?;
     wait_for_condition(cluster, STUCK, "Accepted", true).await?;

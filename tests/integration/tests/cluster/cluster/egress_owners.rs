@@ -1,4 +1,5 @@
-//! Tests that an egress address has one owner at any time: in a capture of everything that the nodes answer and announce.
+//! Tests that an egress address has one owner at any time: in a capture of everything that the nodes answer and
+//! announce.
 
 use std::{
     collections::BTreeSet,
@@ -210,8 +211,8 @@ async fn an_address_has_one_owner_at_any_time() -> Result<()> {
     pods[first] = cluster.run(&[web("web-again", &names[first])]).await?.remove(0);
     wait_until_all(&[&pods[0], &pods[1]]).await?;
 
-    // A node that is declared to be shut down while only its agent is dead still answers: the next owner finds that out.
-    // Without its object the token of its agent would end, at a moment that the API server's cache decides.
+    // A node that is declared to be shut down while only its agent is dead still answers: the next owner finds that
+    // out. Without its object the token of its agent would end, at a moment that the API server's cache decides.
     cluster.nodes[first].agent.kill9()?;
     let nodes: Api<NodeObject> = Api::all(cluster.client.clone());
     let taint = json!({ "key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute" });

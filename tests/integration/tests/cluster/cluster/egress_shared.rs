@@ -1,5 +1,5 @@
-//! Tests that pods of all nodes leave with one egress address by the node that answers for it, and what it costs when another
-//! node takes its place.
+//! Tests that pods of all nodes leave with one egress address by the node that answers for it, and what it costs when
+//! another node takes its place.
 
 use std::{
     collections::BTreeMap,
@@ -233,7 +233,8 @@ async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     let moved = assess("planned move", streams);
     assert!(moved["UDP"].longest_silence < Duration::from_secs(5), "{moved:?}");
 
-    // The node fails: agent and network. Pods of the other nodes continue once an operator has declared it to be shut down.
+    // The node fails: agent and network. Pods of the other nodes continue once an operator has declared it to be shut
+    // down.
     let (failed, rest) = (others[0], [owner, others[1]]);
     let streams = scene.traffic(&rest)?;
     tokio::time::sleep(AROUND).await;

@@ -1,5 +1,5 @@
-//! Tests that agents report where their nodes are reached, that false reports are not confirmed, and that the reports of
-//! nodes that are gone are removed.
+//! Tests that agents report where their nodes are reached, that false reports are not confirmed, and that the reports
+//! of nodes that are gone are removed.
 
 use std::time::Duration;
 

@@ -101,7 +101,8 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     cluster.run(&[objects::pod("plain", "other", "node1")]).await?;
     ensure!(interface_names(&first[0])? == ["eth0"], "running pods are as they were");
 
-    // One address is released, and the waiting pod gets it after its rest; the release of a second one ends the shortage.
+    // One address is released, and the waiting pod gets it after its rest; the release of a second one ends the
+    // shortage.
     cluster.remove("small", &["fill-2"]).await?;
     cluster.running("small", "late").await?;
     cluster.remove("small", &["fill-3", "fill-4"]).await?;

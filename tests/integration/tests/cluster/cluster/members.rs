@@ -1,5 +1,5 @@
-//! Tests that members of networks are confirmed, that an agent asks for what concerns its node only, and what one change
-//! costs.
+//! Tests that members of networks are confirmed, that an agent asks for what concerns its node only, and what one
+//! change costs.
 
 use std::{
     collections::BTreeMap,

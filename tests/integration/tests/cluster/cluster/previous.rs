@@ -1,5 +1,5 @@
-//! Tests address blocks beside agents of the previous release, which also enter them into the status of networks, and on the
-//! way there and back.
+//! Tests address blocks beside agents of the previous release, which also enter them into the status of networks, and
+//! on the way there and back.
 
 use std::collections::{BTreeMap, BTreeSet};
 

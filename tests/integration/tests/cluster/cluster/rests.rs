@@ -1,5 +1,5 @@
-//! Tests that an address or a block has no new owner before 10 s after the API server has confirmed that no report lists the
-//! old one: also when the agent restarts, and when writes or their replies are lost.
+//! Tests that an address or a block has no new owner before 10 s after the API server has confirmed that no report
+//! lists the old one: also when the agent restarts, and when writes or their replies are lost.
 
 use std::time::{Duration, Instant};
 

@@ -55,8 +55,8 @@ fn everything_becomes_known(outcome: &Outcome) -> Result<()> {
 
 fn each_change_costs_little(outcome: &Outcome) -> Result<()> {
     let background = outcome.change("nothing")?;
-    // Writes on a timer, not caused by the change: figures of networks follow earlier changes, at most once in 30 s for each
-    // network, and kni-controller renews its lease.
+    // Writes on a timer, not caused by the change: figures of networks follow earlier changes, at most once in 30 s for
+    // each network, and kni-controller renews its lease.
     let on_a_timer = |request: &Request| {
         request.resource == "podnetworks/status" || (request.who == "kni-controller" && request.resource == "leases")
     };
@@ -79,8 +79,8 @@ fn each_change_costs_little(outcome: &Outcome) -> Result<()> {
             cost.requests
         );
     }
-    // Every node follows the default network, so at most all of them, two more reports of the same object, and who follows
-    // all objects.
+    // Every node follows the default network, so at most all of them, two more reports of the same object, and who
+    // follows all objects.
     let followers = events(outcome.change("a label changes")?, "networkmembers");
     ensure!(
         (1.0..=2.0 * (f64::from(u32::try_from(NODES)?) + 4.0)).contains(&followers),

@@ -1,4 +1,5 @@
-//! Tests that no background task of the agent can end or hang unnoticed: the agent stops, and the next one loses nothing.
+//! Tests that no background task of the agent can end or hang unnoticed: the agent stops, and the next one loses
+//! nothing.
 
 use std::{
     collections::BTreeSet,

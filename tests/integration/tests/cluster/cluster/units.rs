@@ -1,5 +1,5 @@
-//! Tests networks whose blocks have one address each: many nodes share a small subnet, bursts of pods claim many blocks at
-//! once, and blocks are released, also those of the default network.
+//! Tests networks whose blocks have one address each: many nodes share a small subnet, bursts of pods claim many blocks
+//! at once, and blocks are released, also those of the default network.
 
 use std::{
     collections::BTreeSet,
@@ -32,8 +32,8 @@ const OTHERS: usize = 200;
 const PODS: usize = 20;
 /// Units of a /24 that can be used.
 const UNITS: usize = 253;
-/// The longest time of 99 of 100 claims when all nodes claim at once. With a CPU of its own for each of API server, etcd
-/// and test it is far below a second; here all of them, and other tests, share two.
+/// The longest time of 99 of 100 claims when all nodes claim at once. With a CPU of its own for each of API server,
+/// etcd and test it is far below a second; here all of them, and other tests, share two.
 const LONGEST: Duration = Duration::from_secs(8);
 /// How much longer the requests of a burst take, so that the CPUs do not decide how fast one is.
 const DISTANCE: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
-//! Tests that objects are written when they change in a way that matters: pods and policies that come and go change figures
-//! only, which many nodes would write and every node would read.
+//! Tests that objects are written when they change in a way that matters: pods and policies that come and go change
+//! figures only, which many nodes would write and every node would read.
 
 use std::time::Duration;
 

@@ -47,8 +47,8 @@ async fn a_hundred_and_fifty_sandboxes_at_once_all_succeed() -> Result<()> {
     Ok(())
 }
 
-/// Removes a sandbox, and repeats it as a kubelet does: on a busy machine containerd gives up when its shim does not answer
-/// within 2 s. Failures of the network have other messages and are not repeated.
+/// Removes a sandbox, and repeats it as a kubelet does: on a busy machine containerd gives up when its shim does not
+/// answer within 2 s. Failures of the network have other messages and are not repeated.
 async fn remove(scene: &Scene, id: &str) -> Result<()> {
     let start = Instant::now();
     loop {

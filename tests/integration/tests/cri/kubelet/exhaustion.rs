@@ -12,8 +12,9 @@ use super::scene::PATIENCE;
 /// Five addresses for pods.
 const SUBNETS: [&str; 2] = ["10.244.77.0/29", "fd00:244:77::/64"];
 const FILL: usize = 5;
-/// How long pods tolerate a node that is not ready, in seconds; 300 by default. Longer than a taint of the time before the
-/// agent started may stay or come late (5 s, and more on a busy machine): such an eviction would show nothing about the network.
+/// How long pods tolerate a node that is not ready, in seconds; 300 by default. Longer than a taint of the time before
+/// the agent started may stay or come late (5 s, and more on a busy machine): such an eviction would show nothing about
+/// the network.
 const GRACE: u64 = 8;
 
 /// How long the network stays full: several of the kubelet's readings of the runtime's status, a minute in long tests.
@@ -103,7 +104,8 @@ pub(crate) fn a_full_network_evicts_nothing(machine: &mut Machine) -> Result<()>
     delete(machine, &rest)
 }
 
-/// Creates two pods that get no address, one by the scheduler, one that is on the node already, and shows why they wait.
+/// Creates two pods that get no address, one by the scheduler, one that is on the node already, and shows why they
+/// wait.
 fn reasons(machine: &mut Machine) -> Result<()> {
     create(machine, "next", None)?;
     create(machine, "late", Some(LocalNode::NAME))?;

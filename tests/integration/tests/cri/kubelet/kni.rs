@@ -64,8 +64,8 @@ fn nothing_is_left(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
-/// Deletes every pod. Neither the kubelet nor the agent keeps anything of them; what a killed kubelet has left is taken back within
-/// 30 s.
+/// Deletes every pod. Neither the kubelet nor the agent keeps anything of them; what a killed kubelet has left is taken
+/// back within 30 s.
 fn nothing_is_left_of_pods(scene: &mut Scene) -> Result<()> {
     scene.local().kubectl(&["delete", "pod", "--all", "--grace-period=1"])?;
     scene.machine.at_rest()?;

@@ -161,7 +161,8 @@ fn pods_run_everywhere(cluster: &Clustered) -> Result<()> {
     Ok(())
 }
 
-/// `kubectl kni` joins what the agents of both nodes say about a packet, and each node receives the other's answers through the tunnel.
+/// `kubectl kni` joins what the agents of both nodes say about a packet, and each node receives the other's answers
+/// through the tunnel.
 fn both_nodes_explain(cluster: &Clustered) -> Result<()> {
     let pods = cluster.list(&["pods", "-l", "app=web"])?;
     let on = |node: &str| {

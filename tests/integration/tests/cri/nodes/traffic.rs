@@ -1,4 +1,5 @@
-//! Tests that pods of two nodes reach each other: by address, through Services, and by name from the other node's DNS server.
+//! Tests that pods of two nodes reach each other: by address, through Services, and by name from the other node's DNS
+//! server.
 
 use std::{collections::BTreeSet, fs};
 
@@ -16,8 +17,8 @@ struct Peer {
     cluster_ips: Vec<String>,
 }
 
-/// Creates a pod on each node, which asks the other one in every way. The nodes have pods of `CoreDNS`, one each, and those of
-/// Deployment `web`.
+/// Creates a pod on each node, which asks the other one in every way. The nodes have pods of `CoreDNS`, one each, and
+/// those of Deployment `web`.
 pub(super) fn pods_of_both_nodes_reach_each_other(cluster: &Clustered) -> Result<()> {
     let peers = create(cluster)?;
     for (from, to) in [(0, 1), (1, 0)].map(|(from, to)| (&peers[from], &peers[to])) {

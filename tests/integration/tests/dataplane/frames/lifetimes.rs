@@ -120,8 +120,8 @@ fn may_send(table: &mut Table<'_>) -> Result<()> {
     select(table.step, BLUE_B, 0)
 }
 
-/// An answer alone establishes nothing: a server answers packets with forged sources, too, and a question with one answer
-/// is over.
+/// An answer alone establishes nothing: a server answers packets with forged sources, too, and a question with one
+/// answer is over.
 #[test]
 fn a_flow_lives_longer_once_its_opener_goes_on_after_the_answer() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -144,8 +144,8 @@ fn a_row_that_was_evicted_is_put_back_as_it_was() -> Result<()> {
     })
 }
 
-/// Either row of a translated flow may be evicted without the other. An answer alone leads to no flow; the opener's next
-/// packet in a later window writes the row again.
+/// Either row of a translated flow may be evicted without the other. An answer alone leads to no flow; the opener's
+/// next packet in a later window writes the row again.
 #[test]
 fn a_translated_row_that_was_evicted_is_written_again() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -2,8 +2,8 @@
 //! server, a flow keeps its port, an answer reaches the pod that asked, and nothing else reaches a pod. Explanations
 //! say before what the program then does.
 //!
-//! There is no exact model: the ports are chosen at random. `KNI_CASES` sets the number of frames (default 6 000, 20 000
-//! with `KNI_LONG=1`), `KNI_SEED` repeats the choices of a run except for the ports.
+//! There is no exact model: the ports are chosen at random. `KNI_CASES` sets the number of frames (default 6 000, 20
+//! 000 with `KNI_LONG=1`), `KNI_SEED` repeats the choices of a run except for the ports.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -240,7 +240,8 @@ const FIELDS: &[Fields] = &[
         ("version", 2),
     ),
     ("MASQUERADE", &["ipv4", "first", "last", "ipv6"], ("last", 0)),
-    // These maps are empty here: their rows require an uplink, other nodes, fragments for pods, or interfaces of CNI plugins.
+    // These maps are empty here: their rows require an uplink, other nodes, fragments for pods, or interfaces of CNI
+    // plugins.
     ("FRAGMENTS_OUTSIDE", &[], NO_ROW),
     ("NAT4", &[], NO_ROW),
     ("NAT6", &[], NO_ROW),

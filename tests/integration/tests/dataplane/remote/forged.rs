@@ -1,5 +1,5 @@
-//! Tests packets that a process of the node sends by the uplink to the tunnel's port of another node, with any options or
-//! extension headers in front of the port.
+//! Tests packets that a process of the node sends by the uplink to the tunnel's port of another node, with any options
+//! or extension headers in front of the port.
 
 use std::net::IpAddr;
 
@@ -116,7 +116,8 @@ fn other_packets_of_the_node_leave_whatever_their_headers() -> Result<()> {
     inside("unforged-headers", |scene| {
         let mut datagrams = 0;
         for (what, ip) in headers() {
-            // Behind so many headers that the port is not found, only datagrams would be worth a drop, and none is known.
+            // Behind so many headers that the port is not found, only datagrams would be worth a drop, and none is
+            // known.
             let found = ip.extensions.len() < 40;
             for payload in [
                 to_port(THEIRS),

@@ -446,7 +446,8 @@ fn an_established_flow_is_followed_from_its_node_only() -> Result<()> {
                 comes(scene, node, &here)?;
                 scene.dropped(what, FromOverlay, reason, || scene.tunnel(from, network, &here))?;
             }
-            // The flow's end is its node by number: another address there needs another generation, and both are checked.
+            // The flow's end is its node by number: another address there needs another generation, and both are
+            // checked.
             scene.lead(NODE, underlay(OTHER, v4), true)?;
             scene.dropped("its former address", FromOverlay, Verdict::ForeignNode, || {
                 scene.tunnel(node, BLUE, &here)

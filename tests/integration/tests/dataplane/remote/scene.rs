@@ -517,7 +517,8 @@ impl<'a> Scene<'a> {
         Ok(self.pod(id)?.send(&frame)?)
     }
 
-    /// Sends an IP packet of a pod without asking before what would happen to it: each run of the programs tries other ports.
+    /// Sends an IP packet of a pod without asking before what would happen to it: each run of the programs tries other
+    /// ports.
     pub(super) fn send_unexplained(&self, id: u32, packet: &[u8]) -> Result<()> {
         self.explained.set(None);
         Ok(self.pod(id)?.send(&Link::new(mac(id), host_mac(id)).frame(packet))?)
@@ -558,8 +559,8 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// The explanation of a packet, without sending it. `from`: the address of a node and a network, or none for a packet of
-    /// [`A`].
+    /// The explanation of a packet, without sending it. `from`: the address of a node and a network, or none for a
+    /// packet of [`A`].
     pub(super) fn explain(&self, from: Option<(IpAddr, u32)>, packet: &[u8]) -> Result<FlowEvent> {
         let event = match from {
             Some((from, network)) => {
@@ -575,8 +576,8 @@ impl<'a> Scene<'a> {
         self.programs.events(patience)
     }
 
-    /// Every counted verdict of packets, by the direction of the program that decided; those of packets between two pods of the
-    /// node once.
+    /// Every counted verdict of packets, by the direction of the program that decided; those of packets between two
+    /// pods of the node once.
     pub(super) fn verdicts(&self) -> Result<BTreeMap<(Direction, Verdict), u64>> {
         let mut all = self.drops()?;
         for id in [A, B, RED_A] {

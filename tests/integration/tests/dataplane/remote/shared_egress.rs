@@ -1,5 +1,5 @@
-//! Tests an egress address that pods of several nodes leave with: at a node with such pods, and at the node that answers for
-//! the address.
+//! Tests an egress address that pods of several nodes leave with: at a node with such pods, and at the node that
+//! answers for the address.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -129,8 +129,8 @@ fn port_at(packet: &[u8], at: usize) -> Result<u16> {
     Ok(u16::from_be_bytes([bytes[0], bytes[1]]))
 }
 
-/// [`A`] sends a segment to the server; it comes through the tunnel to the node, with a port of this node's unit, which is
-/// returned.
+/// [`A`] sends a segment to the server; it comes through the tunnel to the node, with a port of this node's unit, which
+/// is returned.
 fn leaves(scene: &Scene<'_>, family: usize, node: IpAddr, own: u16, flags: TcpFlags) -> Result<u16> {
     let packet = Ip::new(LOCAL[family], ip(SERVER[family])).packet(&Payload::tcp(own, THEIRS, flags));
     scene.send(A, &packet)?;

@@ -350,7 +350,8 @@ fn streams_pass(name: &str, pod_mtu: u32) -> Result<()> {
         each_way(&one, &two).with_context(|| format!("underlay of IPv4: {v4}"))?;
     }
     for member in [&one, &two] {
-        // Acknowledgements are among them: without segmentation offload through the tunnel the mean is below one segment.
+        // Acknowledgements are among them: without segmentation offload through the tunnel the mean is below one
+        // segment.
         let mean = mean_frame(member)?;
         ensure!(
             mean > 2 * u64::from(WAY_MTU),

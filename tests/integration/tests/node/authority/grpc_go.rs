@@ -21,8 +21,8 @@ use super::{ATTACH, QUERY, addresses, attach, filled, sandbox};
 const VERSIONS: [&str; 2] = ["grpc-1.58.mod", "go.mod"];
 const REQUESTS: usize = 1000;
 
-/// Whether Go is required: by its name, or as one of the tools of a node. The project itself does not need it, so "all" does
-/// not include it.
+/// Whether Go is required: by its name, or as one of the tools of a node. The project itself does not need it, so "all"
+/// does not include it.
 fn demanded() -> bool {
     env::var("KNI_REQUIRE").is_ok_and(|list| list.split(',').any(|need| matches!(need.trim(), "go" | "machine")))
 }

@@ -108,7 +108,8 @@ async fn a_closed_port_refuses_through_the_translation() -> Result<()> {
         let to = vip_at(v4, VIP_CLOSED);
         for from in [&scene.client.inside, &*scene.stage.node] {
             let what = format!("from {} to {to}", from.name());
-            // The ICMP error quotes the backend's address; a connected socket gets it only if the translation is reversed.
+            // The ICMP error quotes the backend's address; a connected socket gets it only if the translation is
+            // reversed.
             let udp = udp_ask_to(from, to, &new_token(), PATIENCE);
             assert_eq!(udp, Err(NoAnswer::Refused), "UDP {what}");
             let tcp = tcp_get_to(from, to, &new_token(), PATIENCE);

@@ -1,5 +1,5 @@
-//! Tests sums over whole packets that a device has computed (`CHECKSUM_COMPLETE`): an uplink that unpacks VXLAN with outer
-//! checksums leaves one with each packet, and what the programs change must not falsify it.
+//! Tests sums over whole packets that a device has computed (`CHECKSUM_COMPLETE`): an uplink that unpacks VXLAN with
+//! outer checksums leaves one with each packet, and what the programs change must not falsify it.
 
 use std::{
     fs,

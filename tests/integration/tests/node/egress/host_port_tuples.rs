@@ -1,5 +1,5 @@
-//! Tests that a connection to a port of the node takes no answers of a connection that the pod already has with the same
-//! address and port outside.
+//! Tests that a connection to a port of the node takes no answers of a connection that the pod already has with the
+//! same address and port outside.
 
 use std::{
     io::{self, Read as _, Write as _},

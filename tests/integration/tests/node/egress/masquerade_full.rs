@@ -1,5 +1,5 @@
-//! Tests masquerading while more flows ask for ports than there are: no two flows have one port, and every answer reaches
-//! the pod that asked.
+//! Tests masquerading while more flows ask for ports than there are: no two flows have one port, and every answer
+//! reaches the pod that asked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! Tests that a node answers for no address that belongs to others, whatever a policy requests, and that its pods do not
-//! leave with another address instead.
+//! Tests that a node answers for no address that belongs to others, whatever a policy requests, and that its pods do
+//! not leave with another address instead.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -50,8 +50,8 @@ fn answered(world: &World, target: &str) -> Result<Option<[u8; 6]>> {
     reply.map(sender).transpose()
 }
 
-/// Requests an address with a policy, and checks that it is refused with the reason. Returns the drops of the pod, which
-/// were `before`.
+/// Requests an address with a policy, and checks that it is refused with the reason. Returns the drops of the pod,
+/// which were `before`.
 async fn refused(world: &World, pod: &Pod, (address, reason): (&str, &str), before: u64) -> Result<u64> {
     Manifest::apply(&[policy(&[address])], &world.stage.node)?;
     eventually(APPLIED, async || {

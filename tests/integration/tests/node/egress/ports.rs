@@ -100,7 +100,8 @@ async fn a_port_of_a_socket_of_the_node_is_not_taken() -> Result<()> {
             let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE);
             let answer = answer.with_context(|| format!("connection {attempt}"))?;
             assert_eq!(answer.client.port(), 61_001, "the other one is a socket's");
-            // The server closes after the client. Before, the port is not free, and a SYN would be repeated after a second.
+            // The server closes after the client. Before, the port is not free, and a SYN would be repeated after a
+            // second.
             tokio::time::sleep(CLOSED).await;
         }
         let socket = pod.enter(|| {

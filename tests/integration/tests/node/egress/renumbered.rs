@@ -1,4 +1,5 @@
-//! Tests that flows stop leaving with an address that is not theirs any more, also while their peers continue to send to it.
+//! Tests that flows stop leaving with an address that is not theirs any more, also while their peers continue to send
+//! to it.
 
 use std::{
     net::{SocketAddr, UdpSocket},

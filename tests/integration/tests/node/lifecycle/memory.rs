@@ -21,8 +21,8 @@ const POLICIES: u32 = 4;
 const RANGES: u32 = 2_500;
 /// The maps with the rows of policies.
 const TABLES: [&str; 3] = ["POLICY", "PORTS", "IDENTITIES"];
-/// The agent's own memory with these pods and policies, in kB. Pages of the program's file are not counted: the kernel drops
-/// them when it needs memory, and the programs of tests are larger than releases.
+/// The agent's own memory with these pods and policies, in kB. Pages of the program's file are not counted: the kernel
+/// drops them when it needs memory, and the programs of tests are larger than releases.
 const MOST_KB: u64 = 40 * 1024;
 const WORKERS: usize = 4;
 /// Longer than the agent waits before it returns free pages to the kernel.

@@ -273,7 +273,8 @@ impl Town {
     }
 }
 
-/// Overwrites the beginning of a sandbox's record in the file, also where pages that are free now have it; its key stays.
+/// Overwrites the beginning of a sandbox's record in the file, also where pages that are free now have it; its key
+/// stays.
 fn garble_row(file: &Path, id: &str) {
     let mut bytes = fs::read(file).expect("the file is there");
     let needle = format!(r#"{{"version":1,"record":{{"id":"{id}""#);

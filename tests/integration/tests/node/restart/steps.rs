@@ -114,8 +114,8 @@ async fn an_agent_that_is_killed_at_any_step_of_a_pods_life_leaves_nothing() -> 
     Ok(())
 }
 
-/// How long after a change the file has it; the agent promises 20 ms. Much less than the 400 ms after which the agent writes
-/// it in any case, so that most lives detect a missing write.
+/// How long after a change the file has it; the agent promises 20 ms. Much less than the 400 ms after which the agent
+/// writes it in any case, so that most lives detect a missing write.
 const IN_FILE: Duration = Duration::from_millis(60);
 
 /// Kills the agent, and starts one that finds the file alone, as releases without the copy do.

@@ -1,8 +1,8 @@
 //! An agent takes over from one of an earlier release: it reads what that one recorded, and its pods notice nothing.
 //!
 //! `fixtures/upgrade.json` holds what the agent of the earlier release left behind when it was killed: the rows of its
-//! state, its cached results of CNI plugins, a delete that a plugin wrote down, and its pinned maps. `KNI_OLD_AGENT` names
-//! such an agent for a takeover under traffic; with `KNI_RECORD=1` that test also writes the fixture. Without
+//! state, its cached results of CNI plugins, a delete that a plugin wrote down, and its pinned maps. `KNI_OLD_AGENT`
+//! names such an agent for a takeover under traffic; with `KNI_RECORD=1` that test also writes the fixture. Without
 //! `KNI_OLD_AGENT` the agent takes over from itself.
 
 mod earlier;

@@ -74,7 +74,8 @@ impl Timed {
         })
     }
 
-    /// Establishes the timed flows. They expire unless they are measured within some seconds, and then every few minutes.
+    /// Establishes the timed flows. They expire unless they are measured within some seconds, and then every few
+    /// minutes.
     pub(super) fn establish(&self) -> Result<()> {
         for v4 in [true, false] {
             for (from, flags) in [(0, TcpFlags::SYN), (1, TcpFlags::SYN_ACK)] {

@@ -123,8 +123,8 @@ impl Kni {
         })
     }
 
-    /// Waits until the background work of the agent is finished: nothing is removed, completed or prewarmed any more. A server
-    /// that does not report it has a second.
+    /// Waits until the background work of the agent is finished: nothing is removed, completed or prewarmed any more. A
+    /// server that does not report it has a second.
     fn wait_idle(&self) -> Result<()> {
         let mut known = None;
         let mut since = Instant::now();

@@ -24,8 +24,8 @@ pub(crate) struct Timings {
     pub(crate) detach: Vec<f64>,
     /// From the start of the first to the end of the last detachment.
     pub(crate) all_detached: f64,
-    /// A call each about a pod that the server does not know, at the same intervals: what client, connection and server need for
-    /// a call that does nothing. Attaching and detaching take two calls each.
+    /// A call each about a pod that the server does not know, at the same intervals: what client, connection and server
+    /// need for a call that does nothing. Attaching and detaching take two calls each.
     pub(crate) idle_call: Vec<f64>,
 }
 

@@ -1,5 +1,5 @@
-//! Compares the paths between pods of two nodes in one run: through the tunnel and without, beside the kernel's own. Paths
-//! are measured one after the other, in the opposite order in every other pair.
+//! Compares the paths between pods of two nodes in one run: through the tunnel and without, beside the kernel's own.
+//! Paths are measured one after the other, in the opposite order in every other pair.
 
 mod kernel;
 mod ours;

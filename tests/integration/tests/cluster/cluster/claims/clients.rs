@@ -48,8 +48,8 @@ pub(crate) fn losing(to: &Client) -> (Client, Faults) {
     (Client::new(service, "default"), faults)
 }
 
-/// A client that loses one request in thirty, one reply in thirty, and lets one request in thirty arrive after its caller has
-/// given up.
+/// A client that loses one request in thirty, one reply in thirty, and lets one request in thirty arrive after its
+/// caller has given up.
 pub(crate) fn unreliable(to: &Client) -> Client {
     let to = to.clone();
     let service = tower::service_fn(move |request: Request<Body>| {

@@ -1,4 +1,5 @@
-//! Tests that the token of a node gains no packet on another node: not by labels, foreign pods, blocks or addresses of nodes.
+//! Tests that the token of a node gains no packet on another node: not by labels, foreign pods, blocks or addresses of
+//! nodes.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -238,7 +239,8 @@ async fn endpoints(bed: &Bed, client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Sends the friend's packets from the attacker's address, past the programs of its node: none is delivered, each is counted.
+/// Sends the friend's packets from the attacker's address, past the programs of its node: none is delivered, each is
+/// counted.
 async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
     let frames = u64::from(count());
     let [.., blue] = numbers(bed).await?;
@@ -266,7 +268,8 @@ async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
             &inner,
         )));
         let seen: usize = bed.servers.iter().map(Servers::seen).sum();
-        // While the attacker has no confirmed address, it is no node at all, and its packets are refused for the same reason.
+        // While the attacker has no confirmed address, it is no node at all, and its packets are refused for the same
+        // reason.
         let before = dropped(member, "from_overlay", "foreign_node").await?;
         for _ in 0..frames {
             socket.send(&frame)?;

@@ -1,4 +1,5 @@
-//! Tests what is carried between nodes by content: long streams, fragmented datagrams, crafted SCTP, echoes and ICMP errors.
+//! Tests what is carried between nodes by content: long streams, fragmented datagrams, crafted SCTP, echoes and ICMP
+//! errors.
 
 use std::{
     io::ErrorKind,

@@ -1,4 +1,5 @@
-//! Tests forged packets of the tunnel that take another way to its port: in fragments, through a Service, to a host port.
+//! Tests forged packets of the tunnel that take another way to its port: in fragments, through a Service, to a host
+//! port.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -111,7 +112,8 @@ async fn through_a_service_of(bed: &Bed, (team, v4): (&str, bool), inner: &[u8])
     .await
 }
 
-/// No pod gets what other nodes send to the tunnel: a host port of UDP is refused, and one of TCP with the number is another port.
+/// No pod gets what other nodes send to the tunnel: a host port of UDP is refused, and one of TCP with the number is
+/// another port.
 pub(super) async fn to_a_host_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
     let member = &bed.cluster.nodes[0];
     let mapping = |protocol: Protocol| PortMapping {

@@ -1,5 +1,5 @@
-//! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender. None
-//! is delivered, and each is counted with its reason.
+//! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender.
+//! None is delivered, and each is counted with its reason.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -114,8 +114,8 @@ async fn processes_send_to_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()>
     nothing_forged_is_on(&wire)
 }
 
-/// Lets the socket put more headers between the addresses and the port than the parser of packets takes, as any process may.
-/// Returns for what reason a pod's packets are dropped then.
+/// Lets the socket put more headers between the addresses and the port than the parser of packets takes, as any process
+/// may. Returns for what reason a pod's packets are dropped then.
 fn hide_port(socket: &UdpSocket, to: IpAddr) -> Result<&'static str> {
     match to {
         IpAddr::V4(_) => {

@@ -192,8 +192,8 @@ async fn what_a_service_leads_to(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Applies a policy of `red-team`, waits until it has effect, and checks that the explanation and the counters of the packets
-/// that are dropped name the same program and reason.
+/// Applies a policy of `red-team`, waits until it has effect, and checks that the explanation and the counters of the
+/// packets that are dropped name the same program and reason.
 async fn denied(bed: &Bed, policy: &Value, (node, program, reason): (&str, &str, &str)) -> Result<()> {
     bed.cluster.apply(std::slice::from_ref(policy)).await?;
     let (from, to) = (bed.pod("red-team", 1), bed.pod("red-team", 2));

@@ -1,4 +1,5 @@
-//! Tests what is lost between nodes while agents, the API server or a node fail, and when a node's addresses or MTU change.
+//! Tests what is lost between nodes while agents, the API server or a node fail, and when a node's addresses or MTU
+//! change.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -1,4 +1,5 @@
-//! Measures what a pod loses that sends as soon as it is attached, from an address block that other nodes do not know yet.
+//! Measures what a pod loses that sends as soon as it is attached, from an address block that other nodes do not know
+//! yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

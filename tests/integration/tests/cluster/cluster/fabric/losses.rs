@@ -96,8 +96,8 @@ pub(super) async fn control(bed: &Bed, pairs: &[[usize; 2]], time: Duration) -> 
     traffic.stop_whole("control run without a fault")
 }
 
-/// Checks that each address of a running pod has one pod, on the node that owns its block, and that no two blocks of a network
-/// overlap.
+/// Checks that each address of a running pod has one pod, on the node that owns its block, and that no two blocks of a
+/// network overlap.
 pub(super) async fn addresses_have_one_owner(bed: &Bed) -> Result<()> {
     let api: Api<AddressBlock> = Api::all(bed.cluster.client.clone());
     let mut blocks: BTreeMap<String, Vec<(IpNet, String)>> = BTreeMap::new();

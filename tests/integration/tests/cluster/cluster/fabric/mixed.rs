@@ -1,4 +1,5 @@
-//! Tests a cluster that is upgraded node by node from the previous release, whose agents know no fabric, and its way back.
+//! Tests a cluster that is upgraded node by node from the previous release, whose agents know no fabric, and its way
+//! back.
 
 use std::time::Duration;
 

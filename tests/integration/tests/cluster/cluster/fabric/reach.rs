@@ -128,8 +128,8 @@ const fn tunnel(port: u16, v4: bool) -> Tunnel {
     Tunnel { port, v4, without: &[] }
 }
 
-/// Each packet between pods is in a tunnel, with the number of its network, and none has a pod's address; in networks without a
-/// tunnel all have the pods' addresses.
+/// Each packet between pods is in a tunnel, with the number of its network, and none has a pod's address; in networks
+/// without a tunnel all have the pods' addresses.
 async fn only_tunnels_are_on_the_wire(bed: &Bed, expected: &Tunnel) -> Result<()> {
     let known = bed.cluster.numbers().await?;
     let mut count = 0;

@@ -1,5 +1,5 @@
-//! Tests that no `NetworkMembers` gives an identity whose report other objects contradict, also if RBAC and admission let it
-//! pass; and that false `PodInterface`s are removed.
+//! Tests that no `NetworkMembers` gives an identity whose report other objects contradict, also if RBAC and admission
+//! let it pass; and that false `PodInterface`s are removed.
 
 use std::net::IpAddr;
 

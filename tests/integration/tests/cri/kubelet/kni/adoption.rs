@@ -1,4 +1,5 @@
-//! Tests that a node with running pods changes from CNI to KNI: the pods keep their networks, and later ones get theirs by KNI.
+//! Tests that a node with running pods changes from CNI to KNI: the pods keep their networks, and later ones get theirs
+//! by KNI.
 
 use std::{collections::BTreeMap, fs, net::IpAddr};
 

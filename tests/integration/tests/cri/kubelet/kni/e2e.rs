@@ -1,5 +1,5 @@
-//! Runs upstream's end-to-end tests on a node whose pods get their networks by KNI: ten of them, and in long tests all for
-//! which one node is enough.
+//! Runs upstream's end-to-end tests on a node whose pods get their networks by KNI: ten of them, and in long tests all
+//! for which one node is enough.
 
 mod cases;
 mod images;

@@ -35,8 +35,8 @@ fn pods_start_by_kni_as_fast_as_by_cni() -> Result<()> {
     sizes.iter().try_for_each(|&size| compare(&mut ways, size, fewest))
 }
 
-/// Measures `size` pods at once by both ways in at least `fewest` rounds. The figures are for docs/performance.md; only a
-/// gross difference of the medians is a failure, and only one that further rounds do not refute: on a busy machine a
+/// Measures `size` pods at once by both ways in at least `fewest` rounds. The figures are for docs/performance.md; only
+/// a gross difference of the medians is a failure, and only one that further rounds do not refute: on a busy machine a
 /// single round can take twice as long as another of the same way.
 fn compare(ways: &mut [(&str, Scene); 2], size: usize, fewest: usize) -> Result<()> {
     let mut found = [Vec::new(), Vec::new()];
@@ -83,8 +83,8 @@ fn percentiles(mut times: Vec<Duration>) -> [Duration; 2] {
     [at(50), at(99)]
 }
 
-/// Creates pods at once, waits until all are ready, and deletes them. Their names are new: of 110 pods with the names of
-/// deleted ones, some waited for two minutes, by CNI as well.
+/// Creates pods at once, waits until all are ready, and deletes them. Their names are new: of 110 pods with the names
+/// of deleted ones, some waited for two minutes, by CNI as well.
 fn measure(scene: &mut Scene, name: &str, count: usize) -> Result<Vec<Times>> {
     let watch = Watch::start(scene)?;
     // kubectl prints nothing when the watch begins.

@@ -1,5 +1,5 @@
-//! Tests that no pod joins a namespace that its author names, whichever of kubelet and containerd speaks KNI: a stock kubelet
-//! passes on what the author wrote, and a stock containerd makes another namespace than the kubelet's.
+//! Tests that no pod joins a namespace that its author names, whichever of kubelet and containerd speaks KNI: a stock
+//! kubelet passes on what the author wrote, and a stock containerd makes another namespace than the kubelet's.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::symlink};
 

@@ -1,5 +1,5 @@
-//! Tests that between the creation of a pod and its first container no plugin is executed, and that the agent sends no request
-//! to the API server before it has answered.
+//! Tests that between the creation of a pod and its first container no plugin is executed, and that the agent sends no
+//! request to the API server before it has answered.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use serde_json::json;
 use super::super::scene::{PATIENCE, PORT, Scene, server};
 
 const PODS: usize = 10;
-/// The programs that containerd and its children execute for a pod, and those by which the kubelet mounts its volume with a
-/// token. Everything else would be a plugin.
+/// The programs that containerd and its children execute for a pod, and those by which the kubelet mounts its volume
+/// with a token. Everything else would be a plugin.
 const RUNTIME: [&str; 7] = [
     "containerd-shim-runc-v2",
     "runc",
@@ -24,7 +24,8 @@ const RUNTIME: [&str; 7] = [
 ];
 /// The user of the agent's requests.
 const AGENT: &str = "system:serviceaccount:kni-system:kni-agent";
-/// The minimum delay of reports to the API server: an attach that takes longer may overlap with those about an earlier one.
+/// The minimum delay of reports to the API server: an attach that takes longer may overlap with those about an earlier
+/// one.
 const GATHERED: SignedDuration = SignedDuration::from_millis(50);
 
 #[test]
@@ -57,8 +58,8 @@ fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
 fn only_the_runtime(lines: &[String]) -> Result<()> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for line in lines {
-        // A program that is executed by its descriptor has no path of its own; its first argument is its name. An interrupted call is
-        // completed by another line, which has neither.
+        // A program that is executed by its descriptor has no path of its own; its first argument is its name. An
+        // interrupted call is completed by another line, which has neither.
         let mut texts = line.split('"').skip(1).step_by(2);
         let Some(path) = texts.find(|text| !text.is_empty() && !text.starts_with("/proc/self/fd/")) else {
             continue;

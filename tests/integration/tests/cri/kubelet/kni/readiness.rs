@@ -92,8 +92,8 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     Ok(())
 }
 
-/// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of the
-/// node.
+/// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of
+/// the node.
 fn answers_arrive(machine: &mut Machine, patience: Duration) -> Result<[Duration; 2]> {
     let disabled = Manifest::overlapping().swap_remove(0).spec("enabled: false");
     let begin = Instant::now();

@@ -1,4 +1,5 @@
-//! Executes the Go tests of kubelet and containerd with KNI: our own, and upstream's of the packages that have additions.
+//! Executes the Go tests of kubelet and containerd with KNI: our own, and upstream's of the packages that have
+//! additions.
 
 use std::path::Path;
 

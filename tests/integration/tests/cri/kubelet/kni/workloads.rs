@@ -1,5 +1,5 @@
-//! Tests every kind of container and of workload on a node whose pods get their networks by KNI: each container asks the
-//! network with its first instruction.
+//! Tests every kind of container and of workload on a node whose pods get their networks by KNI: each container asks
+//! the network with its first instruction.
 
 use std::{
     fs,

@@ -32,8 +32,8 @@ pub(super) const GATE: [&[&str]; 2] = [
     ],
 ];
 
-/// Expressions for the cases of long tests, each for a process, and for those of them that another process executes. The
-/// processes run at once.
+/// Expressions for the cases of long tests, each for a process, and for those of them that another process executes.
+/// The processes run at once.
 pub(super) const LONG: [[&str; 2]; 4] = [
     [r"\[sig-network\] Netpol", ""],
     [r"\[sig-network\] Services ", ""],

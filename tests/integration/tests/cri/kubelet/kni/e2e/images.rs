@@ -18,8 +18,8 @@ use super::super::super::scene::Scene;
 
 /// The usual tools in one file.
 const BUSYBOX: &str = "/bin/busybox";
-/// Programs of packages that the tests execute in pods, by their names there. The shell of Busybox would execute its own
-/// instead, and those of it that resolve names do not run beside the libraries of the others.
+/// Programs of packages that the tests execute in pods, by their names there. The shell of Busybox would execute its
+/// own instead, and those of it that resolve names do not run beside the libraries of the others.
 const TOOLS: [(&str, &str); 9] = [
     ("bash", "/bin/bash"),
     ("curl", "/usr/bin/curl"),
