@@ -11,13 +11,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+use crate::workspace::home;
+
 /// The folder: `$KNI_CACHE`, by default `~/.cache/kni`. It may be missing.
 pub(crate) fn folder() -> PathBuf {
     if let Some(named) = env::var_os("KNI_CACHE") {
         return named.into();
     }
-    let home = env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
-    home.join(".cache/kni")
+    home().join(".cache/kni")
 }
 
 /// Whether every command ignores what earlier ones have recorded.

@@ -70,6 +70,11 @@ pub(crate) fn clear_own_build(command: &mut Command) {
     }
 }
 
+/// The home folder of the user.
+pub(crate) fn home() -> PathBuf {
+    env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from)
+}
+
 /// Whether this process runs as root.
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;

@@ -114,6 +114,12 @@ pub(super) fn crate_of(path: &Path) -> String {
     parts.get(..depth).unwrap_or_default().join("/")
 }
 
+/// The texts of violations, as tests of the checks compare them.
+#[cfg(test)]
+pub(super) fn shown(found: &[Counted]) -> Vec<String> {
+    found.iter().map(|found| found.violation.to_string()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -174,12 +174,10 @@ fn parts(name: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::baseline;
 
     fn rules(path: &str, text: &str) -> Vec<String> {
-        check(Path::new(path), text)
-            .iter()
-            .map(|found| found.violation.to_string())
-            .collect()
+        baseline::shown(&check(Path::new(path), text))
     }
 
     #[test]

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     command::{output, run, run_logged},
     progress::Progress,
-    workspace::{clear_own_build, root, target},
+    workspace::{clear_own_build, home, root, target},
 };
 
 /// Where a clone lies in the root.
@@ -191,10 +191,6 @@ fn copy(path: &Path, new: &Path) -> Result<()> {
 fn named_certificates() -> impl Iterator<Item = PathBuf> {
     let named = CERTIFICATES.into_iter().filter_map(env::var_os).map(PathBuf::from);
     named.filter(|file| file.is_absolute() && file.is_file())
-}
-
-fn home() -> PathBuf {
-    env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from)
 }
 
 fn cargo_home() -> PathBuf {
