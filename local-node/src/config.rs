@@ -22,8 +22,8 @@ const AGENT_SOCKET: &str = "unix:///run/kni/kni.sock";
 pub(crate) const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The same for connections.
 pub(crate) const API_SERVER_SOCKET: &str = "127.0.0.1:6443";
-/// A variable for programs of Kubernetes and its value: they collect garbage once the heap is five times as large as what
-/// they use, not twice. It saves CPU time, and costs memory.
+/// A variable for programs of Kubernetes and its value: they collect garbage once the heap is five times as large as
+/// what they use, not twice. It saves CPU time, and costs memory.
 pub const COLLECTION: (&str, &str) = ("GOGC", "400");
 /// The addresses of services, IPv4 first.
 pub(crate) const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:96::/112";

@@ -28,8 +28,8 @@ const INTERVAL: Duration = Duration::from_millis(1);
 const WINDOW: u64 = 8;
 /// The time between two requests while the answers of a whole window are missing: after a loss, or without a path.
 const STALLED: Duration = Duration::from_millis(10);
-/// End marks that must be answered, one after the other, before a missing answer is a loss. One would do on one CPU; a packet
-/// of another CPU's queue may come later than the mark.
+/// End marks that must be answered, one after the other, before a missing answer is a loss. One would do on one CPU; a
+/// packet of another CPU's queue may come later than the mark.
 const MARKS: u32 = 16;
 /// The time between them, which passes only where an answer is missing.
 const BETWEEN_MARKS: Duration = Duration::from_millis(50);
@@ -124,7 +124,9 @@ impl Stream {
         let stream = from.enter(|| TcpStream::connect_timeout(&to, patience()))?;
         let stream = stream.with_context(|| format!("TCP from {} to {to}", from.name()))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience()))?;
+        // A connection without an answer for ten seconds, scaled by the machine, counts as broken: TCP itself would
+        // hide an interruption of minutes.
+        stream.set_read_timeout(Some(patience() / 6))?;
         Ok(Self::run(move |told| Asked::new(told).tcp(stream)))
     }
 
@@ -158,7 +160,8 @@ impl Stream {
         })
     }
 
-    /// Stops the stream, waits until its last request is answered, and returns the report: what has no answer then is lost.
+    /// Stops the stream, waits until its last request is answered, and returns the report: what has no answer then is
+    /// lost.
     pub fn stop(mut self) -> StreamReport {
         self.told.stop.store(true, Ordering::Relaxed);
         self.thread

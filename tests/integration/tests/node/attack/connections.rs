@@ -16,7 +16,8 @@ use super::{
     scene::{NODE_PORT, Scene, mute, node, paced},
 };
 
-/// Arguments of the agent, connections, and connections per second: more than the share of a pod, a quarter of the table.
+/// Arguments of the agent, connections, and connections per second: more than the share of a pod, a quarter of the
+/// table.
 ///
 /// Rows of unanswered connections end after seconds: a slow machine must exceed the share as well, so that it is small.
 fn size() -> (&'static [&'static str], u32, u32) {

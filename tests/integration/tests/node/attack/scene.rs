@@ -176,8 +176,8 @@ impl Sender {
     }
 }
 
-/// Calls `send` with the numbers up to `count`, at most `rate` times a second; prints the rate. A sender that had no CPU does
-/// not catch up: the queues of the kernel would overflow.
+/// Calls `send` with the numbers up to `count`, at most `rate` times a second; prints the rate. A sender that had no
+/// CPU does not catch up: the queues of the kernel would overflow.
 pub(crate) fn paced(what: &str, count: u32, rate: u32, mut send: impl FnMut(u32) -> Result<()>) -> Result<()> {
     /// Calls between two looks at the clock.
     const BURST: u32 = 50;

@@ -149,7 +149,8 @@ fn a_stream_counts_what_was_lost() -> Result<()> {
     // The last of these may have been sent when the link was up again.
     assert!(report.lost() >= LOST - 1 && report.answered >= 100, "{report:?}");
     assert!(report.broken.is_none(), "{report:?}");
-    // Answers of at most a window came after the link was down; the requests after the next window are ten milliseconds apart.
+    // Answers of at most a window came after the link was down; the requests after the next window are ten milliseconds
+    // apart.
     assert!(report.longest_silence > Duration::from_millis(100), "{report:?}");
     Ok(())
 }
