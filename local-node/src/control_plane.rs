@@ -18,6 +18,7 @@ use crate::{
     node::Node,
     pki::{Pki, Subject},
     programs::Programs,
+    saved,
     static_programs::StaticPrograms,
 };
 
@@ -54,10 +55,35 @@ impl ControlPlane {
         statics: &StaticPrograms,
         logs: &Path,
     ) -> Result<Self> {
+        Self::start_with(fabric, nodes, (programs, statics), logs, None)
+    }
+
+    /// [`Self::start`] with the data and the keys that [`Self::save`] wrote into the folder `saved`.
+    pub fn start_from(
+        saved: &Path,
+        fabric: &Fabric,
+        nodes: Nodes,
+        (programs, statics): (&Programs, &StaticPrograms),
+        logs: &Path,
+    ) -> Result<Self> {
+        Self::start_with(fabric, nodes, (programs, statics), logs, Some(saved))
+    }
+
+    fn start_with(
+        fabric: &Fabric,
+        nodes: Nodes,
+        (programs, statics): (&Programs, &StaticPrograms),
+        logs: &Path,
+        saved: Option<&Path>,
+    ) -> Result<Self> {
         let name = "control-plane";
         let node = Node::whole_on(fabric, name, NUMBER)?;
         let local = LocalNode::named(name, &node, programs, statics, logs)?;
-        let pki = issue_parts(&node.addresses())?;
+        let roots = match saved {
+            Some(saved) => saved::restore(&node, saved)?,
+            None => Pki::new()?,
+        };
+        let pki = issue_parts(roots, &node.addresses())?;
         local.write_texts(&texts(&pki))?;
         local.write_texts(&BTreeMap::from([(config::AUDIT_POLICY.into(), config::audit_policy())]))?;
         let [v4, _] = node.addresses().map(str::to_owned);
@@ -83,9 +109,29 @@ impl ControlPlane {
                 self.local.start_with(Part::ApiServer, arguments)?;
             }
         }
-        self.local.wait("the API server is ready", PATIENCE, |local| {
-            Ok(local.kubectl(&["get", "--raw", "/readyz"])? == "ok")
-        })
+        self.local.wait_for_api_server(PATIENCE)
+    }
+
+    /// Ends all processes, and writes the data and the keys into the new folder `saved`, for [`Self::start_from`].
+    pub fn save(mut self, saved: &Path) -> Result<()> {
+        self.local.stop(Part::ControllerManager)?;
+        if self.nodes == Nodes::WithKubelets {
+            self.local.stop(Part::Scheduler)?;
+        }
+        // It would wait for its watchers for a minute.
+        self.local.kill(Part::ApiServer)?;
+        self.local.stop(Part::Etcd)?;
+        saved::save(&self.node, &self.pki, saved)
+    }
+
+    /// Identifies the programs and the settings with which data is made, for users of [`Self::save`].
+    pub fn data_version(programs: &Programs) -> String {
+        let managers = [
+            config::controller_manager(),
+            config::controller_manager_without_kubelets(),
+        ];
+        let arguments = [config::etcd(), config::api_server_without_kubelets("")];
+        format!("{} {arguments:?} {managers:?}", programs.version())
     }
 
     fn start_managers(&mut self) -> Result<()> {

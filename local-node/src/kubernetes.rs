@@ -1,6 +1,6 @@
 //! Starts a cluster of one node: issues its certificates, starts its parts in order, and runs kubectl.
 
-use std::{collections::BTreeMap, io::Write as _, path::PathBuf, process::Stdio, time::Duration};
+use std::{collections::BTreeMap, io::Write as _, net::TcpStream, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -22,9 +22,7 @@ impl LocalNode {
         self.write_texts(&texts)?;
         self.start(Part::Etcd)?;
         self.start(Part::ApiServer)?;
-        self.wait("the API server is ready", PATIENCE, |node| {
-            Ok(node.kubectl(&["get", "--raw", "/readyz"])? == "ok")
-        })?;
+        self.wait_for_api_server(PATIENCE)?;
         for part in [Part::ControllerManager, Part::Scheduler, Part::Kubelet, Part::KubeProxy] {
             self.start(part)?;
         }
@@ -36,6 +34,18 @@ impl LocalNode {
             node.kubectl(&["get", "serviceaccount", "default"]).map(|_shown| true)
         })?;
         Ok(kubeconfig)
+    }
+
+    /// Waits until the API server is ready. Runs no kubectl, which uses the CPU for a tenth of a second, before the
+    /// server accepts connections.
+    pub(crate) fn wait_for_api_server(&mut self, patience: Duration) -> Result<()> {
+        self.wait("the API server is ready", patience, |node| {
+            let accepts = node
+                .inside()
+                .enter(|| TcpStream::connect(config::API_SERVER_SOCKET))?
+                .is_ok();
+            Ok(accepts && node.kubectl(&["get", "--raw", "/readyz"])? == "ok")
+        })
     }
 
     /// Runs kubectl as the cluster's administrator and returns its standard output.
@@ -64,6 +74,7 @@ impl LocalNode {
     pub fn kubectl_command(&self) -> std::process::Command {
         let mut kubectl = self.command(self.programs().path("kubectl"));
         kubectl.args(["--kubeconfig", &Self::admin_kubeconfig()]);
+        kubectl.env(config::COLLECTION.0, config::COLLECTION.1);
         kubectl
     }
 
@@ -118,7 +129,7 @@ impl LocalNode {
 
     /// Every file of the cluster's certificates, and the administrator's kubeconfig for `server`.
     fn certificates(&self, server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
-        let mut pki = issue_parts(&self.addresses())?;
+        let mut pki = issue_parts(Pki::new()?, &self.addresses())?;
         issue_node(&mut pki, self.name(), &self.addresses(), API_SERVER)?;
         let outside = client("outside", "admin", "system:masters");
         let kubeconfig = pki.issue_kubeconfig(&outside, server).context("kubeconfig")?;
@@ -141,9 +152,8 @@ pub(crate) fn issue_node(pki: &mut Pki, name: &str, addresses: &[&str], server: 
     Ok(())
 }
 
-/// A new certificate authority that has issued the certificates of a control plane whose API server has `addresses`.
-pub(crate) fn issue_parts(addresses: &[&str]) -> Result<Pki> {
-    let mut pki = Pki::new()?;
+/// Issues the certificates of a control plane whose API server has `addresses`.
+pub(crate) fn issue_parts(mut pki: Pki, addresses: &[&str]) -> Result<Pki> {
     let always = [
         "127.0.0.1",
         "10.96.0.1",

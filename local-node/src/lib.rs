@@ -28,10 +28,12 @@ pub mod node;
 pub mod oci;
 mod pki;
 pub mod programs;
+mod saved;
 pub mod spawn;
 pub mod static_programs;
 
 pub use cluster::LocalCluster;
+pub use config::COLLECTION;
 pub use control_plane::{ControlPlane, Nodes};
 pub use fabric::Fabric;
 pub use kni::Kni;

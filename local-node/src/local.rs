@@ -243,6 +243,10 @@ impl LocalNode {
     pub(crate) fn start_with(&mut self, part: Part, arguments: Vec<String>) -> Result<()> {
         let mut command = self.command(self.program(part));
         command.args(arguments);
+        // Pods would inherit the variable of the container runtime's shims.
+        if part != Part::Containerd {
+            command.env(config::COLLECTION.0, config::COLLECTION.1);
+        }
         self.start_as(part.program(), command)
     }
 

@@ -9,6 +9,9 @@ use rcgen::{
 };
 use serde_json::json;
 
+/// The files that all others depend on: certificate and key of the authority, keys for the tokens of service accounts.
+pub(crate) const ROOTS: [&str; 4] = ["ca.crt", "ca.key", "sa.key", "sa.pub"];
+
 /// A certificate authority with its key, and the issued files by name.
 #[derive(Debug)]
 pub(crate) struct Pki {
@@ -32,28 +35,25 @@ pub(crate) struct Subject<'a> {
 impl Pki {
     /// A new certificate authority, and a new pair of keys for the tokens of service accounts.
     pub(crate) fn new() -> Result<Self> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "local-node");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![
-            KeyUsagePurpose::KeyCertSign,
-            KeyUsagePurpose::CrlSign,
-            KeyUsagePurpose::DigitalSignature,
-        ];
         let key = KeyPair::generate().context("key of the authority")?;
-        let certificate = params.self_signed(&key).context("certificate of the authority")?;
-        let authority = certificate.pem();
+        let certificate = authority().self_signed(&key).context("certificate of the authority")?;
         let accounts = KeyPair::generate().context("key of service accounts")?;
-        let files = BTreeMap::from([
-            ("ca.crt".to_owned(), authority.clone()),
-            ("ca.key".to_owned(), key.serialize_pem()),
-            ("sa.key".to_owned(), accounts.serialize_pem()),
-            ("sa.pub".to_owned(), accounts.public_key_pem()),
-        ]);
+        let texts = [
+            certificate.pem(),
+            key.serialize_pem(),
+            accounts.serialize_pem(),
+            accounts.public_key_pem(),
+        ];
+        Self::with_roots(texts)
+    }
+
+    /// The certificate authority and the keys for tokens of an earlier one, from the contents of [`ROOTS`].
+    pub(crate) fn with_roots(texts: [String; ROOTS.len()]) -> Result<Self> {
+        let [certificate, key, ..] = &texts;
         Ok(Self {
-            issuer: Issuer::new(params, key),
-            authority,
-            files,
+            issuer: Issuer::new(authority(), KeyPair::from_pem(key).context("key of the authority")?),
+            authority: certificate.clone(),
+            files: ROOTS.map(str::to_owned).into_iter().zip(texts).collect(),
         })
     }
 
@@ -102,6 +102,19 @@ impl Pki {
     pub(crate) fn files(&self) -> &BTreeMap<String, String> {
         &self.files
     }
+}
+
+/// The certificate of the authority, without its key.
+fn authority() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "local-node");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
+    params
 }
 
 /// A self-contained kubeconfig; JSON is YAML as well.
@@ -178,5 +191,11 @@ mod tests {
         let held = config["users"][0]["user"]["client-key-data"].as_str().unwrap();
         assert_eq!(held, base64(pki.files()["admin.key"].as_bytes()));
         assert!(pki.files()["sa.pub"].contains("PUBLIC KEY"));
+    }
+    #[test]
+    fn a_reopened_authority_has_the_same_roots() {
+        let first = Pki::new().unwrap();
+        let again = Pki::with_roots(ROOTS.map(|name| first.files()[name].clone())).unwrap();
+        assert_eq!(first.files(), again.files());
     }
 }

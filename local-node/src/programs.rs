@@ -135,6 +135,11 @@ impl Programs {
         missing
     }
 
+    /// Identifies the sources of the programs and the compiler.
+    pub fn version(&self) -> String {
+        go::fingerprint(self.module)
+    }
+
     /// The folder of the programs.
     pub fn folder(&self) -> &Path {
         &self.bin

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kni_local_node::{programs::ApiServerPrograms, spawn::spawn_tied};
+use kni_local_node::{COLLECTION, programs::ApiServerPrograms, spawn::spawn_tied};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -160,7 +160,7 @@ impl ApiServer {
         let cache = format!("cache-{}", self.cache.load(Ordering::Relaxed));
         kubectl.arg("--kubeconfig").arg(self.path("kubeconfig"));
         kubectl.arg("--cache-dir").arg(self.path(&cache)).args(args);
-        kubectl.stdin(Stdio::piped());
+        kubectl.env(COLLECTION.0, COLLECTION.1).stdin(Stdio::piped());
         kubectl.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = kubectl.spawn().context("run kubectl")?;
         let mut stdin = child.stdin.take().context("no stdin")?;
@@ -241,6 +241,7 @@ impl ApiServer {
         let log = File::create(self.path(&format!("{name}.log")))?;
         let mut command = self.inside.command(self.programs.path(name));
         command.args(arguments).current_dir(self.folder.path());
+        command.env(COLLECTION.0, COLLECTION.1);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = spawn_tied(command).with_context(|| format!("start {name}"))?;
         self.running.push((name, child));

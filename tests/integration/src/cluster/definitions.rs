@@ -19,15 +19,20 @@ use super::{PATIENCE, objects};
 /// Installs the definitions of `deploy/crds` and of other projects, and the namespace of the agents, and waits until
 /// their objects can be created.
 pub(super) async fn install(client: &Client) -> Result<()> {
-    let mut all = ours()?;
-    ensure!(all.len() >= 5, "deploy/crds has {} definitions only", all.len());
-    all.extend(of_others());
-    apply(client, all).await?;
+    apply(client, all()?).await?;
     let home = objects::namespace("kni-system", &json!({}));
     let params = PatchParams::apply("test").force();
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
     namespaces.patch("kni-system", &params, &Patch::Apply(&home)).await?;
     Ok(())
+}
+
+/// The definitions of [`install`].
+pub(super) fn all() -> Result<Vec<Value>> {
+    let mut all = ours()?;
+    ensure!(all.len() >= 5, "deploy/crds has {} definitions only", all.len());
+    all.extend(of_others());
+    Ok(all)
 }
 
 /// Applies definitions and waits until their objects can be created.

@@ -10,6 +10,7 @@ mod fault_proxy;
 mod member;
 pub mod objects;
 mod pod_worker;
+mod prepared;
 mod rights;
 mod tended;
 pub mod truth;
@@ -31,6 +32,7 @@ use kube::{
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 pub use member::{Member, MemberOptions};
+use prepared::Prepared;
 pub use rights::token;
 use serde_json::Value;
 pub use tended::{HELD, Refusal};
@@ -69,17 +71,15 @@ impl Cluster {
     }
 
     /// Only the control plane, with the definitions of all objects, the permissions of the deployment, and one replica
-    /// of kni-controller.
+    /// of kni-controller. The objects are those of a control plane that was prepared once.
     pub async fn without_nodes(name: &str) -> Result<Self> {
         let fabric = Fabric::new(name)?;
         let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
-        let mut control = ControlPlane::start(
-            &fabric,
-            Nodes::WithoutKubelets,
-            &programs()?,
-            &static_programs()?,
-            &logs,
-        )?;
+        let programs = (&programs()?, &static_programs()?);
+        let prepared = Prepared::find().await?;
+        let nodes = Nodes::WithoutKubelets;
+        let mut control = ControlPlane::start_from(prepared.folder(), &fabric, nodes, programs, &logs)?;
+        drop(prepared);
         let client = connect(fabric.inside(), &control.kubeconfig("test", "system:masters")?).await?;
         let mut cluster = Self {
             nodes: Vec::new(),
@@ -88,8 +88,6 @@ impl Cluster {
             control,
             fabric,
         };
-        definitions::install(&cluster.client).await?;
-        rights::grant(&cluster.client).await?;
         cluster.start_controller().await?;
         Ok(cluster)
     }

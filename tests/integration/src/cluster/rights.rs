@@ -22,21 +22,28 @@ const FILES: [&str; 7] = [
 /// How long tokens are valid.
 const TOKEN_SECONDS: u32 = 24 * 3600;
 
-/// Applies the permissions of the deployment.
-pub(super) async fn grant(client: &Client) -> Result<()> {
-    let params = PatchParams::apply("test").force();
+/// The permissions of the deployment, in the order in which they are applied.
+pub(super) fn all() -> Result<Vec<Value>> {
+    let mut all = Vec::new();
     for file in FILES {
         let objects = deployed(file)?;
         ensure!(!objects.is_empty(), "{file} is empty");
-        for object in objects {
-            let (resource, namespace, name) = objects::locate(&object)?;
-            let api: Api<DynamicObject> = match namespace {
-                Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
-                None => Api::all_with(client.clone(), &resource),
-            };
-            let applied = api.patch(&name, &params, &Patch::Apply(&object)).await;
-            applied.with_context(|| format!("{file}: {name}"))?;
-        }
+        all.extend(objects);
+    }
+    Ok(all)
+}
+
+/// Applies the permissions of the deployment.
+pub(super) async fn grant(client: &Client) -> Result<()> {
+    let params = PatchParams::apply("test").force();
+    for object in all()? {
+        let (resource, namespace, name) = objects::locate(&object)?;
+        let api: Api<DynamicObject> = match namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
+        };
+        let applied = api.patch(&name, &params, &Patch::Apply(&object)).await;
+        applied.with_context(|| format!("{} {name}", resource.kind))?;
     }
     Ok(())
 }

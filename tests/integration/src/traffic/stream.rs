@@ -7,26 +7,34 @@ use std::{
     os::fd::AsFd as _,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{setsockopt, sockopt},
 };
 
 use super::{Answer, probe::unspecified};
-use crate::namespaces::Namespaces;
+use crate::{eventually_sync, namespaces::Namespaces, patience};
 
+/// The shortest time between two requests.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// Time to wait for answers after the last request.
-const LINGER: Duration = Duration::from_millis(500);
-/// A TCP connection without an answer for this time counts as broken.
-const TCP_PATIENCE: Duration = Duration::from_secs(10);
+/// Requests that wait for their answers at the same time: a server without a CPU gets no more of them.
+const WINDOW: u64 = 8;
+/// The time between two requests while the answers of a whole window are missing: after a loss, or without a path.
+const STALLED: Duration = Duration::from_millis(10);
+/// End marks that must be answered, one after the other, before a missing answer is a loss. One would do on one CPU; a
+/// packet of another CPU's queue may come later than the mark.
+const MARKS: u32 = 16;
+/// The time between them, which passes only where an answer is missing.
+const BETWEEN_MARKS: Duration = Duration::from_millis(50);
+/// What an end mark has instead of a number.
+const MARK: &str = "end-";
 
 /// Lets a socket keep what arrives while its thread gets no CPU: the kernel's default is some 160 datagrams, and a busy
 /// machine would look like a lossy network.
@@ -35,11 +43,32 @@ pub(super) fn keep_bursts(socket: &UdpSocket) -> std::io::Result<()> {
     Ok(setsockopt(socket, sockopt::RcvBufForce, &BYTES)?)
 }
 
-/// Numbered requests to a [`Servers`](super::Servers), one per millisecond, until stopped.
+/// Numbered requests to a [`Servers`](super::Servers) in a closed loop, at most one per millisecond, until stopped.
 #[derive(Debug)]
 pub struct Stream {
-    stop: Arc<AtomicBool>,
+    told: Arc<Told>,
     thread: Option<JoinHandle<StreamReport>>,
+}
+
+/// What a stream and its thread tell each other.
+#[derive(Debug, Default)]
+struct Told {
+    /// No more requests.
+    stop: AtomicBool,
+    /// Nobody wants the report.
+    abandon: AtomicBool,
+    asked: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Told {
+    fn running(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn wanted(&self) -> bool {
+        !self.abandon.load(Ordering::Relaxed)
+    }
 }
 
 /// The results of a stream.
@@ -80,36 +109,61 @@ impl StreamReport {
 impl Stream {
     /// One datagram per request.
     pub fn udp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
-        let socket = from.enter(|| {
-            let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), 0))?;
-            keep_bursts(&socket)?;
-            socket.connect(to).map(|()| socket)
-        })?;
-        let socket = socket.with_context(|| format!("UDP from {} to {to}", from.name()))?;
-        Ok(Self::run(move |stop| Asked::default().udp(&socket, stop)))
+        let socket = connected(from, to)?;
+        Ok(Self::run(move |told| Asked::new(told).udp(&socket, WINDOW)))
+    }
+
+    /// One datagram per millisecond to an address that must not answer: it waits for nothing, and has no report.
+    pub fn unanswered(from: &Namespaces, to: SocketAddr) -> Result<Self> {
+        let socket = connected(from, to)?;
+        Ok(Self::run(move |told| Asked::new(told).udp(&socket, u64::MAX)))
     }
 
     /// One connection for all requests, each of which waits for the previous answer.
     pub fn tcp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
-        let stream = from.enter(|| TcpStream::connect_timeout(&to, TCP_PATIENCE))?;
+        let stream = from.enter(|| TcpStream::connect_timeout(&to, patience()))?;
         let stream = stream.with_context(|| format!("TCP from {} to {to}", from.name()))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(TCP_PATIENCE))?;
-        Ok(Self::run(move |stop| Asked::default().tcp(stream, stop)))
+        // A connection without an answer for ten seconds, scaled by the machine, counts as broken: TCP itself would
+        // hide an interruption of minutes.
+        stream.set_read_timeout(Some(patience() / 6))?;
+        Ok(Self::run(move |told| Asked::new(told).tcp(stream)))
     }
 
-    fn run(ask: impl FnOnce(&AtomicBool) -> StreamReport + Send + 'static) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+    fn run(ask: impl FnOnce(&Told) -> StreamReport + Send + 'static) -> Self {
+        let told = Arc::new(Told::default());
+        let of_thread = Arc::clone(&told);
         Self {
-            stop,
-            thread: Some(thread::spawn(move || ask(&told))),
+            told,
+            thread: Some(thread::spawn(move || ask(&of_thread))),
         }
     }
 
-    /// Stops the stream, waits for late answers, and returns the report.
+    /// How many requests have been made so far.
+    pub fn asked(&self) -> u64 {
+        self.told.asked.load(Ordering::Relaxed)
+    }
+
+    /// How many requests have been answered so far.
+    pub fn answered(&self) -> u64 {
+        self.told.answered.load(Ordering::Relaxed)
+    }
+
+    /// Waits for so many more answers, or until the stream is broken, as its report tells then.
+    pub fn wait_for_answers(&self, more: u64) -> Result<()> {
+        let enough = self.answered() + more;
+        eventually_sync(patience(), || {
+            let broken = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            let answered = self.answered();
+            ensure!(broken || answered >= enough, "{answered} of {enough} answers");
+            Ok(())
+        })
+    }
+
+    /// Stops the stream, waits until its last request is answered, and returns the report: what has no answer then is
+    /// lost.
     pub fn stop(mut self) -> StreamReport {
-        self.stop.store(true, Ordering::Relaxed);
+        self.told.stop.store(true, Ordering::Relaxed);
         self.thread
             .take()
             .expect("taken here only")
@@ -120,58 +174,89 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.told.abandon.store(true, Ordering::Relaxed);
+        self.told.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
     }
 }
 
-struct Asked {
+fn connected(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
+    let socket = from.enter(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), 0))?;
+        keep_bursts(&socket)?;
+        socket.connect(to).map(|()| socket)
+    })?;
+    socket.with_context(|| format!("UDP from {} to {to}", from.name()))
+}
+
+struct Asked<'a> {
+    told: &'a Told,
     report: StreamReport,
     open: BTreeSet<u64>,
+    /// The end marks that were answered.
+    marks: u32,
     last: Instant,
     stopped: bool,
 }
 
-impl Default for Asked {
-    fn default() -> Self {
+impl<'a> Asked<'a> {
+    fn new(told: &'a Told) -> Self {
         Self {
+            told,
             report: StreamReport::default(),
             open: BTreeSet::new(),
+            marks: 0,
             last: Instant::now(),
             stopped: false,
         }
     }
-}
 
-impl Asked {
     fn next(&mut self) -> String {
         let number = self.report.sent;
         self.report.sent += 1;
+        self.told.asked.store(self.report.sent, Ordering::Relaxed);
         self.open.insert(number);
         number.to_string()
     }
 
     fn answer(&mut self, text: &str) {
         let Some(answer) = Answer::decode(text) else { return };
-        if answer
+        if answer.request == self.mark() {
+            self.marks += 1;
+        } else if answer
             .request
             .parse()
             .is_ok_and(|number: u64| self.open.remove(&number))
         {
             self.report.answered += 1;
+            self.told.answered.store(self.report.answered, Ordering::Relaxed);
             self.silence();
             self.last = Instant::now();
-            self.report.identities.insert(answer.identity);
+        } else {
+            return;
         }
+        self.report.identities.insert(answer.identity);
     }
 
-    fn udp(mut self, socket: &UdpSocket, stop: &AtomicBool) -> StreamReport {
-        let mut due = Instant::now();
-        while !stop.load(Ordering::Relaxed) {
-            if Instant::now() >= due {
-                due += INTERVAL;
+    /// The end mark that is answered next.
+    fn mark(&self) -> String {
+        format!("{MARK}{}", self.marks)
+    }
+
+    /// Whether the answers of all the last requests are missing.
+    fn is_stalled(&self, window: u64) -> bool {
+        let sent = self.report.sent;
+        sent >= window && self.open.range(sent - window..).count() as u64 == window
+    }
+
+    fn udp(mut self, socket: &UdpSocket, window: u64) -> StreamReport {
+        let mut asked = None::<Instant>;
+        while self.told.running() {
+            let pause = if self.is_stalled(window) { STALLED } else { INTERVAL };
+            if asked.is_none_or(|asked| asked.elapsed() >= pause) {
+                asked = Some(Instant::now());
                 // A request that could not be sent counts as lost.
                 drop(socket.send(self.next().as_bytes()));
             }
@@ -179,11 +264,25 @@ impl Asked {
         }
         self.silence();
         self.stopped = true;
-        let end = Instant::now() + LINGER;
-        while !self.open.is_empty() && Instant::now() < end {
+        self.end(socket);
+        self.report
+    }
+
+    /// Sends end marks, each until it is answered, as long as answers are missing.
+    fn end(&mut self, socket: &UdpSocket) {
+        let deadline = Instant::now() + patience();
+        let mut asked = None::<Instant>;
+        while self.told.wanted() && !self.open.is_empty() && self.marks < MARKS {
+            if Instant::now() >= deadline {
+                self.report.broken = Some(format!("{} of {MARKS} end marks were answered", self.marks));
+                return;
+            }
+            if asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_MARKS) {
+                asked = Some(Instant::now());
+                drop(socket.send(self.mark().as_bytes()));
+            }
             self.listen(socket);
         }
-        self.report
     }
 
     /// Receives available answers, waiting at most a millisecond. Uses poll, because read timeouts are rounded up to a
@@ -198,13 +297,13 @@ impl Asked {
         }
     }
 
-    fn tcp(mut self, mut stream: TcpStream, stop: &AtomicBool) -> StreamReport {
+    fn tcp(mut self, mut stream: TcpStream) -> StreamReport {
         let reader = stream.try_clone();
         let mut reader = match reader {
             Ok(reader) => BufReader::new(reader),
             Err(e) => return self.broken(&e),
         };
-        while !stop.load(Ordering::Relaxed) {
+        while self.told.running() {
             let question = self.next();
             let mut line = String::new();
             let asked = stream.write_all(format!("{question}\n").as_bytes());

@@ -21,7 +21,7 @@ fn size() -> (&'static [&'static str], u32, u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn closed_connections_evict_no_flows_of_others() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     let (args, count, rate) = size();
     let scene = Scene::start("closed", args).await?;
     // The test sends every packet of both ends.

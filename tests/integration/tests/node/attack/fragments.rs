@@ -1,16 +1,13 @@
 //! Tests floods of first fragments without later ones: datagrams of others arrive whole, also those whose later
 //! fragments are late.
 
-use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
-    time::Duration,
-};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     echo::pattern,
     frames::{Ip, Payload},
-    long, require,
+    long, patience, require,
     stage::address,
 };
 
@@ -20,7 +17,6 @@ use super::{
 };
 
 const PROTOCOL_UDP: u8 = 17;
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Ports of the bystanders' fragmented datagrams.
 const PORTS: [u16; 2] = [9001, 9002];
 
@@ -49,7 +45,7 @@ async fn late(scene: &Scene, between: impl FnOnce() -> Result<()>) -> Result<()>
     let ends = [&scene.left, &scene.right].map(|pod| address(pod, true));
     let to = SocketAddr::new(ends[1], PORTS[1]);
     let socket = scene.right.enter(|| UdpSocket::bind(to))??;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(patience()))?;
     let data = pattern(2000);
     let mut ip = Ip::new(ends[0], ends[1]);
     ip.id = 0x4242;
@@ -73,7 +69,7 @@ fn flood(what: &str, sender: &Sender, ends: [IpAddr; 2]) -> Result<u32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fragments_from_outside_that_lead_nowhere_displace_no_others() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     let scene = Scene::start("fragments-outside", &[]).await?;
     let bystanders = scene.bystanders()?;
     let outside = scene.outside()?;
@@ -89,7 +85,7 @@ async fn fragments_from_outside_that_lead_nowhere_displace_no_others() -> Result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_fragments_of_a_pod_displace_no_others() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     let scene = Scene::start("fragments-inside", &[]).await?;
     let bystanders = scene.bystanders()?;
     let attacker = scene.inside(&scene.attacker).await?;
@@ -115,7 +111,7 @@ async fn refused_fragments_of_a_pod_displace_no_others() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn datagrams_of_others_pass_beside_a_flood_of_fragments() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     let scene = Scene::start("fragments-beside", &[]).await?;
     let bystanders = scene.bystanders()?;
     let attacker = scene.inside(&scene.attacker).await?;

@@ -16,7 +16,7 @@ use crate::egress::world::server;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blind_resets_end_no_connection() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     let scene = Scene::start("resets", &[]).await?;
     let bystanders = scene.bystanders()?;
     let (outside, from, to) = (scene.outside()?, server(true).ip(), node()?);

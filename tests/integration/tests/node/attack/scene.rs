@@ -13,6 +13,7 @@ use kni_integration::{
     Namespaces, Pod,
     frames::{Link, PacketSocket, parse_mac},
     node::NODE_V4,
+    patience,
     stage::address,
     traffic::{Servers, Stream, tcp_get},
 };
@@ -20,7 +21,7 @@ use kni_proto::kni::{PortMapping, Protocol};
 use serde_json::Value;
 
 use super::PORT;
-use crate::egress::world::{PATIENCE, World, masquerading, server};
+use crate::egress::world::{World, masquerading, server};
 
 /// A port of the node that leads to the victim.
 pub(crate) const NODE_PORT: u16 = 30_080;
@@ -82,13 +83,15 @@ impl Scene {
             idle.push((identity, Idle::open(&self.left, to)?));
         }
         // Confirmed flows, which have been used for some time.
-        thread::sleep(Duration::from_millis(300));
+        for (_, stream) in &streams {
+            stream.wait_for_answers(100)?;
+        }
         Ok(Bystanders { streams, idle })
     }
 
     /// Checks that the pod opens connections to another pod and out of the node.
     pub(crate) fn talks_out(pod: &Pod, other: &Pod) -> Result<()> {
-        let there = |ip: IpAddr, port| tcp_get(&pod.inside, ip, port, PATIENCE);
+        let there = |ip: IpAddr, port| tcp_get(&pod.inside, ip, port, patience());
         there(server(true).ip(), PORT).with_context(|| format!("{} opens no connection out of the node", pod.name))?;
         let listener = Servers::start(&other.inside, "other", PORT + 1)?;
         there(address(other, true), PORT + 1)
@@ -173,15 +176,18 @@ impl Sender {
     }
 }
 
-/// Calls `send` with the numbers up to `count`, at most `rate` times a second; prints the rate.
+/// Calls `send` with the numbers up to `count`, at most `rate` times a second; prints the rate. A sender that had no
+/// CPU does not catch up: the queues of the kernel would overflow.
 pub(crate) fn paced(what: &str, count: u32, rate: u32, mut send: impl FnMut(u32) -> Result<()>) -> Result<()> {
     /// Calls between two looks at the clock.
     const BURST: u32 = 50;
     let start = Instant::now();
+    let pause = Duration::from_secs(1) * BURST / rate;
+    let mut due = start;
     for number in 0..count {
         if number.is_multiple_of(BURST) {
-            let due = start + Duration::from_secs(1) * number / rate;
             thread::sleep(due.saturating_duration_since(Instant::now()));
+            due = Instant::now() + pause;
         }
         send(number)?;
     }
@@ -206,6 +212,8 @@ impl Bystanders {
             }
         }
         for (identity, stream) in self.streams {
+            // The attack is over, and each flow is in use still.
+            stream.wait_for_answers(50)?;
             let report = stream.stop();
             let only = report.identities.iter().eq([identity]);
             if report.lost() > 0 || report.broken.is_some() || !only {
@@ -229,8 +237,8 @@ struct Idle {
 
 impl Idle {
     fn open(pod: &Pod, to: SocketAddr) -> Result<Self> {
-        let stream = pod.enter(|| TcpStream::connect_timeout(&to, PATIENCE))??;
-        stream.set_read_timeout(Some(PATIENCE * 2))?;
+        let stream = pod.enter(|| TcpStream::connect_timeout(&to, patience()))??;
+        stream.set_read_timeout(Some(patience()))?;
         let mut idle = Self {
             to,
             stream: BufReader::new(stream),

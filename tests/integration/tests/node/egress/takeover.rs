@@ -50,6 +50,7 @@ async fn a_killed_agent_costs_no_packet() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     for stream in streams {
+        stream.wait_for_answers(501_u64.saturating_sub(stream.answered()))?;
         let report = stream.stop();
         assert!(report.sent > 500, "{report:?}");
         report.assert_whole("server");

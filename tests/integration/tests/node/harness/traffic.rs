@@ -1,8 +1,11 @@
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use kni_integration::{
-    require,
+    eventually_sync, patience, require,
     traffic::{Matrix, NoAnswer, Probe, Servers, Stream, new_token, ping, tcp_get, udp_ask},
 };
 
@@ -10,6 +13,8 @@ use super::{V4, V6, pair};
 
 const PORT: u16 = 8080;
 const SHORT: Duration = Duration::from_millis(300);
+/// Requests that are made while there is no path.
+const LOST: u64 = 30;
 
 #[test]
 fn the_same_address_answers_as_whom_it_belongs_to() -> Result<()> {
@@ -118,22 +123,55 @@ fn a_stream_counts_what_was_lost() -> Result<()> {
     let _servers = Servers::start(&to, "stream-2", PORT)?;
     let at = |address: &str| -> Result<_> { Ok(SocketAddr::new(address.parse()?, PORT)) };
     let whole = [Stream::udp(&from, at(V4[1])?)?, Stream::tcp(&from, at(V6[1])?)?];
-    thread::sleep(Duration::from_millis(200));
     for stream in whole {
+        let begun = Instant::now();
+        stream.wait_for_answers(100)?;
         let report = stream.stop();
         report.assert_whole("stream-2");
-        assert!(report.sent > 50, "{report:?}");
-        assert!(report.longest_silence < Duration::from_millis(150), "{report:?}");
+        assert!(
+            report.answered >= 100 && report.longest_silence > Duration::ZERO,
+            "{report:?}"
+        );
+        assert!(
+            begun.elapsed() > Duration::from_millis(50),
+            "faster than one each millisecond"
+        );
     }
 
     let broken = Stream::udp(&from, at(V4[1])?)?;
-    thread::sleep(Duration::from_millis(100));
+    broken.wait_for_answers(50)?;
     to.ip(&["link set eth0 down"])?;
-    thread::sleep(Duration::from_millis(200));
+    let asked = broken.asked();
+    until_asked(&broken, asked + LOST)?;
     to.ip(&["link set eth0 up"])?;
-    thread::sleep(Duration::from_millis(200));
+    broken.wait_for_answers(50)?;
     let report = broken.stop();
-    assert!(report.lost() > 50 && report.answered > 50, "{report:?}");
-    assert!(report.longest_silence > Duration::from_millis(150), "{report:?}");
+    // The last of these may have been sent when the link was up again.
+    assert!(report.lost() >= LOST - 1 && report.answered >= 100, "{report:?}");
+    assert!(report.broken.is_none(), "{report:?}");
+    // Answers of at most a window came after the link was down; the requests after the next window are ten milliseconds
+    // apart.
+    assert!(report.longest_silence > Duration::from_millis(100), "{report:?}");
     Ok(())
+}
+
+/// A stream that is dropped waits for no answer.
+#[test]
+fn a_stream_to_nobody_ends_at_once() -> Result<()> {
+    require!(root, netns, ip);
+    let [from, to] = pair(["nobody-1", "nobody-2"])?;
+    to.ip(&["link set eth0 down"])?;
+    let stream = Stream::unanswered(&from, SocketAddr::new(V4[1].parse()?, PORT))?;
+    until_asked(&stream, LOST)?;
+    let begun = Instant::now();
+    drop(stream);
+    assert!(begun.elapsed() < patience() / 2, "it waited for its end mark");
+    Ok(())
+}
+
+fn until_asked(stream: &Stream, requests: u64) -> Result<()> {
+    eventually_sync(patience(), || {
+        ensure!(stream.asked() >= requests, "{} of {requests} requests", stream.asked());
+        Ok(())
+    })
 }

@@ -228,6 +228,7 @@ async fn policies_pods_and_operators_at_once_lose_and_leave_nothing() -> Result<
     ensure!(looks.late <= 1, "operators get no answers: {looks:?}");
     println!("{}", scene.stage.knictl(&["drops"])?);
     for stream in scene.streams.drain(..) {
+        stream.wait_for_answers(1001_u64.saturating_sub(stream.answered()))?;
         let report = stream.stop();
         ensure!(report.sent > 1000, "{report:?}");
         report.assert_whole("server");

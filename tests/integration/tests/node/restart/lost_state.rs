@@ -114,7 +114,7 @@ impl Town {
         let node: SocketAddr = format!("{}:{CANARY}", self.stage.node.addresses()[0]).parse()?;
         Ok(Traffic {
             streams,
-            canary: Stream::udp(intruder, node)?,
+            canary: Stream::unanswered(intruder, node)?,
             unevaluated_before: self.canary.seen(),
         })
     }
@@ -424,8 +424,9 @@ async fn pins_and_programs_come_back(town: &mut Town) -> Result<()> {
     let said = "its programs were detached by another process; they are attached again";
     ensure!(log.contains(said), "{said:?} is not reported: {log}");
     // From the detachment to the next look, packets meet no program. That is bounded, and counted here.
+    // A stream without answers asks each 10 ms: two seconds of all ten, and a window each.
     let limits = Limits {
-        lost: 20_000,
+        lost: 2100,
         unevaluated: 1500,
     };
     town.row("TCX links detached", traffic, began.elapsed(), said, limits)

@@ -259,6 +259,7 @@ async fn nothing_denied_passes_and_nothing_allowed_breaks_across_restarts() -> R
     town.stage.agent.restart()?;
     thread::sleep(PATIENCE);
     for stream in streams {
+        stream.wait_for_answers(501_u64.saturating_sub(stream.answered()))?;
         let report = stream.stop();
         ensure!(report.sent > 500, "{report:?}");
         report.assert_whole("shop");

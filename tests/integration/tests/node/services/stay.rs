@@ -116,9 +116,14 @@ impl Held {
     fn end(self) -> Result<(BTreeMap<String, usize>, u64)> {
         let (mut by, mut lost) = (BTreeMap::<String, usize>::new(), 0);
         for (what, v4, stream) in self.0 {
+            let enough = 5 * u64::try_from(changes())? + 1;
+            stream.wait_for_answers(enough.saturating_sub(stream.answered()))?;
             let mut report = stream.stop();
-            let enough = report.sent > 5 * u64::try_from(changes())?;
-            ensure!(enough, "{what} IPv4 {v4}: {} questions only", report.sent);
+            ensure!(
+                report.sent >= enough,
+                "{what} IPv4 {v4}: {} questions only",
+                report.sent
+            );
             let backend = report.identities.first().context("nobody answered")?.clone();
             if what == "UDP" {
                 lost += report.lost();
