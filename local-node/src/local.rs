@@ -224,13 +224,8 @@ impl LocalNode {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.inside.command(program);
         let path = std::env::var("PATH").unwrap_or_default();
-        command.env(
-            "PATH",
-            format!(
-                "{}:{path}:/usr/local/sbin:/usr/sbin:/sbin",
-                self.programs.folder().display()
-            ),
-        );
+        let own = self.programs.folder().display();
+        command.env("PATH", format!("{own}:{path}:/usr/local/sbin:/usr/sbin:/sbin"));
         self.group.adopt(&command)
     }
 

@@ -97,8 +97,8 @@ async fn pods_come(cluster: &Cluster) -> Result<()> {
         log.summary()
     );
     ensure!(count(&node2, "/nodenetworks/") == 0, "{:#?}", log.summary());
-    // One for the object and one for its status; one more when the programs at the interface were replaced later than the
-    // agent waits for them, which only a busy machine does.
+    // One for the object and one for its status; one more when the programs at the interface were replaced later than
+    // the agent waits for them, which only a busy machine does.
     let each: Vec<usize> = interfaces
         .iter()
         .map(|name| count(&node1, &format!("/podinterfaces/{name}")))
@@ -108,12 +108,16 @@ async fn pods_come(cluster: &Cluster) -> Result<()> {
         "writes of each interface: {each:?}"
     );
     ensure!(
-        count(&node1, "/podinterfaces/") == each.iter().sum(),
+        count(&node1, "/podinterfaces/") == each.iter().sum::<usize>(),
         "{:#?}",
         log.summary()
     );
     ensure!(count(&node2, "/podinterfaces/") == 0, "{:#?}", log.summary());
-    // What waited is written.
+    figures_become_right(cluster).await
+}
+
+/// What waited is written.
+async fn figures_become_right(cluster: &Cluster) -> Result<()> {
     let used = i64::try_from(CHANGES)? + 1;
     wait::until("the node's figures are right", PATIENCE, async || {
         Ok(entry(cluster, "node1", "red")
