@@ -21,6 +21,7 @@ mod rules;
 mod tokens;
 mod untested;
 mod unused;
+mod versions;
 mod vocabulary;
 mod words;
 
@@ -89,6 +90,7 @@ pub(crate) fn check(args: &Args) -> Result<()> {
     violations.extend(unused::check(&members)?);
     violations.extend(kinds::check()?);
     violations.extend(deny::check(&members)?);
+    violations.extend(versions::check(&members)?);
     violations.extend(commits::check()?);
     violations.extend(compared(args)?);
     for violation in &violations {
