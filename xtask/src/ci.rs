@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use crate::{
     arch,
     build_ebpf::{self, Architecture},
+    cold,
     command::{build, output, run},
     docs, fresh,
     goal::Goal,
@@ -25,10 +26,14 @@ pub(crate) struct Args {
     /// Also run the first commands of a newcomer on a machine with nothing
     #[arg(long)]
     fresh: bool,
+    /// Ignore what earlier commands have kept outside the checkout
+    #[arg(long)]
+    cold: bool,
 }
 
 /// Runs the command; stops at the first check that fails.
 pub(crate) fn command(args: &Args) -> ExitCode {
+    cold::set(args.cold);
     match checks(args) {
         Ok(()) => test::command_with(&test::Args::default(), note_pass),
         Err(error) => test::conclude(Err(error), Summary::default()),
