@@ -85,7 +85,7 @@ extern "C" fn policy_identity_at(network: u32, v4: u32, address: *const [u32; 4]
     external_identity(network, address)
 }
 
-/// Whether the sender may send to the receiver, both local. `policy_port` is [`Packet::policy_port`] of the packet as
+/// Whether the sender may send to the receiver, both local. `policy_port` is `Packet::policy_port` of the packet as
 /// the receiver gets it.
 #[inline(always)]
 pub fn between(

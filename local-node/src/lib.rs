@@ -8,6 +8,7 @@
 //! Outside its namespaces a node has only control groups named `kni-node-...`. Dropping the [`LocalNode`] removes them
 //! and every process of the node; if its owner is killed, a janitor process does.
 
+mod cache;
 pub mod cgroup;
 mod cluster;
 mod config;

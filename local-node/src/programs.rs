@@ -1,5 +1,5 @@
 //! Builds the programs of a node, Helm and upstream's tests from Go modules, once, into a folder of the caller's
-//! choice.
+//! choice. What the cache of this user has is not built.
 
 mod assets;
 mod go;
@@ -16,10 +16,14 @@ use anyhow::{Context as _, Result};
 pub use assets::ApiServerPrograms;
 pub use table::{PROGRAMS, Program};
 
+use crate::cache::{self, Cache};
+
 /// Folder of the programs below the caller's.
 const BIN: &str = "bin";
 /// Folder of programs that are not complete yet, below [`BIN`], so that renaming them is atomic.
 const UNFINISHED: &str = ".new";
+/// The kind of the programs in the cache.
+const KIND: &str = "go";
 
 /// The built programs, all in one folder.
 #[derive(Debug, Clone)]
@@ -154,6 +158,38 @@ impl Programs {
         self.bin.join(format!(".{}.built", program.name))
     }
 
+    /// Puts `missing` into the empty folder `unfinished`: those that the cache has, and the others built.
+    fn fill(
+        &self,
+        missing: &[&'static Program],
+        unfinished: &Path,
+        log: &Path,
+        report: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        let Some(version) = go::version_of_result(self.module)? else {
+            return go::build(self.module, missing, unfinished, log, report);
+        };
+        let cache = Cache::open(false);
+        let mut others = Vec::new();
+        for program in missing {
+            let key = cache::key(format!("{version} {}", program.package).as_bytes())?;
+            if cache.fetch(KIND, &key, &unfinished.join(program.built_name()), report) {
+                report(&format!("{} (kept by an earlier clone)", program.name));
+            } else {
+                others.push((*program, key));
+            }
+        }
+        if others.is_empty() {
+            return Ok(());
+        }
+        let programs: Vec<&Program> = others.iter().map(|(program, _)| *program).collect();
+        go::build(self.module, &programs, unfinished, log, report)?;
+        for (program, key) in others {
+            cache.keep(KIND, &key, &unfinished.join(program.built_name()), report);
+        }
+        Ok(())
+    }
+
     fn make(&self, missing: &[&'static Program], log: &Path, report: &mut dyn FnMut(&str)) -> Result<()> {
         go::check()?;
         let unfinished = self.bin.join(UNFINISHED);
@@ -161,7 +197,7 @@ impl Programs {
             fs::remove_dir_all(&unfinished).with_context(|| format!("remove {}", unfinished.display()))?;
         }
         fs::create_dir(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
-        go::build(self.module, missing, &unfinished, log, report)?;
+        self.fill(missing, &unfinished, log, report)?;
         for program in missing {
             // The stamp is removed first and written last, so that an interrupted replacement is repeated.
             let stamp = self.stamp(program);

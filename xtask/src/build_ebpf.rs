@@ -9,9 +9,11 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    cache, command,
+    cache, cold, command,
     goal::{self, Build},
-    linker, toolchain,
+    linker,
+    progress::say,
+    toolchain,
     workspace::{clear_own_build, ebpf_object, root, target},
 };
 
@@ -148,13 +150,13 @@ pub(crate) fn provide(architecture: Architecture) -> Result<PathBuf> {
         return build_for(architecture, false);
     }
     let (key, kind, object) = (key(architecture)?, "ebpf-aarch64", architecture.object());
-    if let Some(bytes) = cache::read(kind, &key) {
-        publish_bytes(&bytes, &object)?;
+    let cache = cold::cache();
+    if let Some(kept) = cache.find(kind, &key, &mut |line| say(line)) {
+        publish(&kept, &object)?;
         return Ok(object);
     }
     build_for(architecture, false)?;
-    let bytes = fs::read(&object).with_context(|| format!("cannot read {}", object.display()))?;
-    cache::write(kind, &key, &bytes)?;
+    cache.keep(kind, &key, &object, &mut |line| say(line));
     Ok(object)
 }
 
@@ -178,7 +180,7 @@ fn key(architecture: Architecture) -> Result<String> {
         bytes.extend(format!("\n{name} {}\n", content.len()).into_bytes());
         bytes.extend(content);
     }
-    cache::digest(&bytes)
+    cache::key(&bytes)
 }
 
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -198,17 +200,13 @@ fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 /// Copies `built` to `object` atomically: a reader sees either the old or the new content.
 fn publish(built: &Path, object: &Path) -> Result<()> {
     let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
-    publish_bytes(&bytes, object)
-}
-
-fn publish_bytes(bytes: &[u8], object: &Path) -> Result<()> {
     if fs::read(object).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
     let folder = object.parent().context("the object has no folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let fresh = object.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&fresh, bytes).with_context(|| format!("cannot write {}", fresh.display()))?;
+    fs::write(&fresh, &bytes).with_context(|| format!("cannot write {}", fresh.display()))?;
     fs::rename(&fresh, object).with_context(|| format!("cannot move {} into place", fresh.display()))
 }
 

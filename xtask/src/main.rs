@@ -8,11 +8,13 @@ mod arch;
 mod bench;
 mod build_cni;
 mod build_ebpf;
+#[path = "../../local-node/src/cache.rs"]
 mod cache;
 mod cargo_output;
 mod chart;
 mod ci;
 mod cluster;
+mod cold;
 mod command;
 mod crds;
 mod cross;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     announce::announce,
-    build_ebpf,
+    build_ebpf, cold,
     command::relay,
     goal::{self, Build, Goal},
     place,
@@ -130,6 +130,6 @@ pub(crate) fn kni_node(folder: &Path) -> Command {
     // The tests use the same folder.
     node.arg("--tools").arg(target().join("tools/node"));
     node.arg("--programs").arg(PROFILE.folder());
-    node.env("CARGO", cargo_path());
+    cold::pass_on(node.env("CARGO", cargo_path()));
     node
 }

@@ -116,7 +116,7 @@ impl ObjectControllers {
 
     /// Claims the blocks that the node has according to its earlier processes and releases, before the networks are
     /// applied for the first time. Ends without all of them if the API server replies, but accepts no claim: policies
-    /// and networks must not wait for that, only leases do. [`Self::reconcile_blocks`] continues.
+    /// and networks must not wait for that, only leases do. `reconcile_blocks` continues.
     pub async fn load_blocks(&self) {
         let mut memory = Memory::default();
         for _attempt in 0..LOADS {

@@ -53,7 +53,7 @@ impl EventStream {
     /// are skipped. Cancellation loses none.
     ///
     /// The programs do not wake the reader: a wake-up for each event would cost a connection more than the event
-    /// itself. So this polls every [`PERIOD`].
+    /// itself. So this polls every `PERIOD`.
     ///
     /// # Errors
     /// None at present.

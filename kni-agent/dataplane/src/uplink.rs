@@ -37,7 +37,7 @@ pub struct EgressSource {
     pub first: u16,
     /// Last port, not smaller, not 0.
     pub last: u16,
-    /// Whether pods of several nodes leave with the IPv4 address: ports and way are those of [`EgressShares`].
+    /// Whether pods of several nodes leave with the IPv4 address: ports and way are those of `EgressShares`.
     pub shared_v4: bool,
     /// The same for the IPv6 address.
     pub shared_v6: bool,

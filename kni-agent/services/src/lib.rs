@@ -68,7 +68,7 @@ impl ServiceEngine {
     }
 
     /// Replaces all Services. They must not include headless ones. Those of another proxy have no rows;
-    /// [`foreign_addresses`](Self::left_addresses) lists their addresses.
+    /// [`foreign_addresses`](Self::foreign_addresses) lists their addresses.
     pub fn set_services(&mut self, mut services: Vec<Service>) {
         services.sort_by(|a, b| a.reference.cmp(&b.reference));
         self.changed |= self.inputs.services != services;

@@ -1,8 +1,8 @@
 //! Lists the controllers of the cluster. Each is a module of its own, with an entry in [`start`].
 //!
-//! A controller implements [`Reconciler`]: it compares the tables with the objects, and names the writes. One that does
-//! not fit is an `async fn` of its own that takes a [`Context`]; it runs until the term ends and its task is dropped at
-//! any await.
+//! A controller implements [`reconcile::Reconciler`]: it compares the tables with the objects, and names the writes.
+//! One that does not fit is an `async fn` of its own that takes a [`Context`]; it runs until the term ends and its task
+//! is dropped at any await.
 
 mod attachments;
 mod block_excess;

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
 use super::{
@@ -121,6 +121,18 @@ pub(super) static E2E: Module = Module {
 
 const E2E_SOURCES: &[&str] = &[include_str!("../../go/e2e/go.mod"), include_str!("../../go/e2e/go.sum")];
 
+/// Settings of Go that determine a program, and its version.
+const DETERMINING: &[&str] = &[
+    "GOVERSION",
+    "GOOS",
+    "GOARCH",
+    "GOAMD64",
+    "GOARM64",
+    "GOEXPERIMENT",
+    "GOFIPS140",
+    "GOFLAGS",
+];
+
 /// How often the folder is searched for finished programs.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -162,6 +174,29 @@ pub(super) fn fingerprint(module: &Module) -> String {
         hash.update(source);
     }
     overlay::hex(&hash.finalize())
+}
+
+/// A text that names everything that determines the programs of a module, except their packages. None if that is not
+/// all: a program that contains C depends on the C compiler and the libraries of the machine.
+pub(super) fn version_of_result(module: &Module) -> Result<Option<String>> {
+    if module.c.is_some() {
+        return Ok(None);
+    }
+    let output = environment(module).arg("env").args(DETERMINING).output();
+    let output = output.context("run go env")?;
+    ensure!(
+        output.status.success(),
+        "go env failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let settings = String::from_utf8_lossy(&output.stdout);
+    let command = go(module, "build", None)?;
+    let arguments: Vec<_> = command.get_args().collect();
+    Ok(Some(format!(
+        "{} {} {arguments:?} {settings}",
+        fingerprint(module),
+        module.tests
+    )))
 }
 
 /// The version of a module that `go.mod` requires.
@@ -226,15 +261,8 @@ pub(super) fn tests(module: &Module, arguments: &[&str], folder: &Path) -> Resul
 
 /// Go with the flags and the environment that all commands share: then they use the same cached packages.
 fn go(module: &Module, action: &str, overlay: Option<&Overlay>) -> Result<Command> {
-    let mut command = Command::new("go");
+    let mut command = environment(module);
     command
-        .current_dir(module.folder)
-        .env("CGO_ENABLED", if module.c.is_some() { "1" } else { "0" })
-        .env("GOWORK", "off")
-        // An outdated Go is an error with advice and must not download another version.
-        .env("GOTOOLCHAIN", "local")
-        // The compiler of a large package runs for seconds: fewer garbage collections save CPU time.
-        .env("GOGC", "400")
         .args([action, "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false"])
         .arg(format!("-ldflags={}", linker_flags()?));
     if let Some(tags) = module.c {
@@ -244,6 +272,20 @@ fn go(module: &Module, action: &str, overlay: Option<&Overlay>) -> Result<Comman
         command.arg("-overlay").arg(overlay).arg("-modfile").arg(modfile);
     }
     Ok(command)
+}
+
+/// Go with the environment of all commands.
+fn environment(module: &Module) -> Command {
+    let mut command = Command::new("go");
+    command
+        .current_dir(module.folder)
+        .env("CGO_ENABLED", if module.c.is_some() { "1" } else { "0" })
+        .env("GOWORK", "off")
+        // An outdated Go is an error with advice and must not download another version.
+        .env("GOTOOLCHAIN", "local")
+        // The compiler of a large package runs for seconds: fewer garbage collections save CPU time.
+        .env("GOGC", "400");
+    command
 }
 
 fn overlay_of(module: &Module, folder: &Path) -> Result<Option<Overlay>> {
@@ -306,6 +348,18 @@ mod tests {
         assert!(parse("1.9") < parse("1.26.8") && parse("1.26.8") < parse("1.27rc1"));
         assert_eq!(parse("devel"), None);
         assert!(parse(version("go").unwrap()) >= parse("1.26"));
+    }
+
+    #[test]
+    fn what_determines_a_program_names_sources_flags_and_compiler() {
+        assert_eq!(version_of_result(&RUNC).unwrap(), None, "it contains C");
+        // Without Go nothing is built, and so nothing kept.
+        let Ok(found) = version_of_result(&NODE) else { return };
+        let found = found.unwrap();
+        for part in [&fingerprint(&NODE), "-trimpath", "gitMinor", "go1.", "linux"] {
+            assert!(found.contains(part), "{part}: {found}");
+        }
+        assert_ne!(version_of_result(&KNI).unwrap().unwrap(), found);
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! timers and for the kernel: while the CPUs are idle for much of a second, one more may begin, in slots that are taken
 //! only then.
 //!
-//! Of the tests that wait, the one with the longest recorded time begins first ([`queue`]), so that no long test is
-//! left for the end.
+//! Of the tests that wait, the one with the longest recorded time begins first (module `queue`), so that no long test
+//! is left for the end.
 //!
 //! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its
 //! own.

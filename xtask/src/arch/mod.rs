@@ -1,17 +1,19 @@
 //! `arch`: checks that crates depend only on lower layers, that only their owners use external crates, that files do
-//! not import each other in cycles, that no name and no comment contains a retired word, and what else CONTRIBUTING
-//! states and text can show.
+//! not import each other in cycles, that no name and no comment contains a retired word, that licenses and sources are
+//! allowed, and what else CONTRIBUTING states and text can show.
 
 mod baseline;
 mod comments;
 mod commits;
 mod cycles;
 mod declarations;
+mod deny;
 mod features;
 mod habits;
 mod kinds;
 mod layers;
 mod lengths;
+mod license;
 pub(crate) mod manifest;
 mod modules;
 mod paths;
@@ -19,6 +21,7 @@ mod rules;
 mod tokens;
 mod untested;
 mod unused;
+mod versions;
 mod vocabulary;
 mod words;
 
@@ -86,6 +89,8 @@ pub(crate) fn check(args: &Args) -> Result<()> {
     violations.extend(untested::violations(&members)?);
     violations.extend(unused::check(&members)?);
     violations.extend(kinds::check()?);
+    violations.extend(deny::check(&members)?);
+    violations.extend(versions::check(&members)?);
     violations.extend(commits::check()?);
     violations.extend(compared(args)?);
     for violation in &violations {
@@ -95,7 +100,7 @@ pub(crate) fn check(args: &Args) -> Result<()> {
         bail!("{} violations of the rules of the architecture", violations.len());
     }
     say(&format!(
-        "arch: {} crates with {files} files: layers, cycles, words, lengths and habits follow the rules",
+        "arch: {} crates with {files} files: layers, cycles, words, lengths, habits and licenses follow the rules",
         members.len()
     ));
     Ok(())

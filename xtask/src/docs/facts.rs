@@ -9,9 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use clap::CommandFactory as _;
 
-use super::sources;
+use super::{definitions, sources};
 use crate::command::output;
 
 /// The name of knictl as a plugin of kubectl.
@@ -57,7 +56,7 @@ impl Facts {
         let sources = sources::product(root)?;
         let read = |file: &str| fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"));
         let mut facts = Self {
-            programs: vec![own()],
+            programs: defined(),
             verdicts: sources::verdicts(&read("kni-common/src/verdict.rs")?),
             metrics: sources::metrics(&root.join("kni-agent/metrics/src"))?,
             keys: sources::keys(&sources),
@@ -104,8 +103,8 @@ impl Command {
     }
 }
 
-/// The commands of `cargo xtask`.
-fn own() -> Command {
+/// The commands of `cargo xtask`, and of the programs that are not built.
+fn defined() -> Vec<Command> {
     fn convert(command: &clap::Command, before: &str) -> Command {
         let full = format!("{before} {}", command.get_name()).trim().to_owned();
         Command {
@@ -124,7 +123,7 @@ fn own() -> Command {
             full,
         }
     }
-    convert(&crate::Cli::command(), "")
+    definitions::all().iter().map(|command| convert(command, "")).collect()
 }
 
 /// The options that `program` and its commands print with `--help`.
@@ -229,7 +228,7 @@ mod tests {
 
     #[test]
     fn our_own_commands_are_known() {
-        let own = own();
+        let own = defined().remove(0);
         let test = own.commands.iter().find(|command| command.name == "test").unwrap();
         assert_eq!(test.full, "cargo xtask test");
         assert!(test.options.iter().any(|option| option == "tier"));

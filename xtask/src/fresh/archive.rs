@@ -1,57 +1,73 @@
 //! Makes the archive of a Debian root with nothing but apt, git and certificates, once.
 
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{self, Command},
 };
 
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    cache,
+    cold,
     command::{find, output, run_logged},
     packages::{self, Purpose},
+    progress::say,
 };
 
 /// Packages besides those without which Debian does not work. A clone needs git, and everything that downloads needs
 /// the certificates.
 const INCLUDED: &str = "--include=ca-certificates,git";
 
-/// The archive of this machine's release of Debian; makes it, with its log in the folder `logs`, if it is missing.
-pub(super) fn provide(logs: &Path) -> Result<PathBuf> {
-    let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
-    let suite = suite(&text)?;
-    let folder = cache::folder().join("fresh");
-    let archive = folder.join(format!("{suite}-{}.tar", std::env::consts::ARCH));
-    if archive.is_file() {
-        return Ok(archive);
-    }
-    install_debootstrap(logs)?;
-    // Own names: several commands may make it at once.
-    let base = folder.join(format!("base-{}", std::process::id()));
-    let unfinished = base.with_extension("tar");
-    fs::create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
-    let made = make(suite, &base, &unfinished, &archive, logs);
-    fs::remove_dir_all(&base).with_context(|| format!("cannot remove {}", base.display()))?;
-    made.with_context(|| format!("cannot make {}", archive.display()))?;
-    Ok(archive)
+/// The archive of a root.
+#[derive(Debug)]
+pub(super) struct Archive {
+    pub(super) path: PathBuf,
+    /// The folder to remove with it, if the cache does not have it.
+    temporary: Option<PathBuf>,
 }
 
-fn make(suite: &str, base: &Path, unfinished: &Path, archive: &Path, logs: &Path) -> Result<()> {
+impl Drop for Archive {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.temporary
+            && let Err(error) = fs::remove_dir_all(folder)
+        {
+            say(&format!("cannot remove {}: {error}", folder.display()));
+        }
+    }
+}
+
+/// The archive of this machine's release of Debian; makes it, with its log in the folder `logs`, if the cache has none
+/// or one that is not what was kept.
+pub(super) fn provide(logs: &Path) -> Result<Archive> {
+    let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+    let suite = suite(&text)?;
+    let (cache, key) = (cold::cache(), format!("{suite}-{}", env::consts::ARCH));
+    let find = || cache.find("fresh", &key, &mut |line| say(line));
+    if let Some(path) = find() {
+        return Ok(Archive { path, temporary: None });
+    }
+    install_debootstrap(logs)?;
+    // An own name: several commands may make it at once. Not in this checkout, all of which is seen in the root.
+    let folder = env::temp_dir().join(format!("kni-fresh-{}", process::id()));
+    let made = Archive {
+        path: folder.join("archive.tar"),
+        temporary: Some(folder.clone()),
+    };
+    let base = folder.join("base");
+    fs::create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
+    make(suite, &base, &made.path, logs).context("cannot make the archive of a root")?;
+    cache.keep("fresh", &key, &made.path, &mut |line| say(line));
+    Ok(find().map_or(made, |path| Archive { path, temporary: None }))
+}
+
+fn make(suite: &str, base: &Path, archive: &Path, logs: &Path) -> Result<()> {
     let mut debootstrap = Command::new("debootstrap");
     debootstrap.args(["--variant=minbase", INCLUDED, suite]).arg(base);
     run_logged(&mut debootstrap, &logs.join("debootstrap.log"))
         .with_context(|| format!("the archive of Debian's packages for {suite} cannot be reached or is incomplete"))?;
-    output(
-        Command::new("tar")
-            .arg("-C")
-            .arg(base)
-            .arg("-cf")
-            .arg(unfinished)
-            .arg("."),
-    )?;
-    fs::rename(unfinished, archive).with_context(|| format!("cannot move {} into place", unfinished.display()))
+    let mut tar = Command::new("tar");
+    output(tar.arg("-C").arg(base).arg("-cf").arg(archive).arg(".")).map(drop)
 }
 
 fn install_debootstrap(logs: &Path) -> Result<()> {

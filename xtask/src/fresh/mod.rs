@@ -59,7 +59,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     }
     check_machine()?;
     let archive = Progress::new(1).step("archive of a Debian root", || archive::provide(&logs()))?;
-    run(&mut isolated(&archive, &content, &command)?)
+    run(&mut isolated(&archive.path, &content, &command)?)
 }
 
 /// Shows that the first commands of a newcomer work on a machine with nothing, as one step of `progress`. The programs
@@ -74,7 +74,7 @@ pub(crate) fn gate(progress: &mut Progress) -> Result<()> {
         if log.exists() {
             fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))?;
         }
-        run_logged(&mut isolated(&archive, &content, &command)?, &log)
+        run_logged(&mut isolated(&archive.path, &content, &command)?, &log)
             .context("`cargo xtask demo`, `node up` or `node down` fails on a machine with nothing")
     })
 }

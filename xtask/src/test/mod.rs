@@ -27,7 +27,7 @@ use tally::Tally;
 
 use self::{calibration::Calibration, ledger::Ledger, programs::Built, run::Environment};
 use crate::{
-    build_cni, build_ebpf, crds,
+    build_cni, build_ebpf, cold, crds,
     cross::{self, Depth},
     goal::Goal,
     node,
@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Write the seconds of each privileged test of a good run into tests/times.toml
     #[arg(long)]
     record: bool,
+    /// Ignore what earlier commands have kept outside the checkout
+    #[arg(long)]
+    cold: bool,
     #[command(flatten)]
     selection: selected::Choice,
 }
@@ -113,6 +116,7 @@ pub(crate) fn command(args: &Args) -> ExitCode {
 
 /// As [`command`], with `then` after a run that passed.
 pub(crate) fn command_with(args: &Args, then: impl FnOnce() -> Result<()>) -> ExitCode {
+    cold::set(args.cold);
     let mut summary = Summary::default();
     let plan = Plan::new(args);
     let result = if args.selection.is_empty() {
@@ -216,6 +220,9 @@ fn environment(built: &Built, plan: &Plan) -> Result<(Environment, f64)> {
     environment.insert("KNI_REQUIRE", plan.require.into());
     if plan.long {
         environment.insert("KNI_LONG", "1".into());
+    }
+    if cold::is_set() {
+        environment.insert(cold::VARIABLE, "1".into());
     }
     if !plan.programs {
         return Ok((environment, 1.0));

@@ -1,4 +1,4 @@
-//! Fetches kernels of Debian's archive into target/vm, without installing them.
+//! Fetches kernels of Debian's archive into target/vm, without installing them, or takes them from the cache.
 
 use std::{
     fs,
@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::archive::Archive;
+use super::{
+    archive::Archive,
+    kept::{self, is_younger},
+};
 use crate::{
     command::{find, run_logged},
     progress::say,
@@ -65,9 +68,13 @@ impl Kernel {
 /// The kernel of that line in `folder`, fetched and unpacked there on the first call. The newest one is looked for once
 /// a day; where the archive cannot be asked, the newest of an earlier day is used.
 pub(super) fn fetch(line: Line, folder: &Path) -> Result<Kernel> {
-    let here = unpacked(line, folder)?;
+    let mut here = unpacked(line, folder)?;
+    if here.is_none() {
+        kept::restore(line.name, folder);
+        here = unpacked(line, folder)?;
+    }
     if let Some(path) = &here
-        && (line.version.is_some() || is_recent(path))
+        && (line.version.is_some() || is_younger(path, RECENT))
     {
         return open(path);
     }
@@ -127,6 +134,7 @@ fn from_archive(line: Line, folder: &Path) -> Result<Kernel> {
     let depmod = find("depmod").unwrap_or_else(|| "/sbin/depmod".into());
     run_logged(Command::new(depmod).arg("-b").arg(&work).arg(kernel.release()), &log)?;
     fs::rename(&work, &finished).with_context(|| format!("cannot move {} into place", work.display()))?;
+    kept::keep(line.name, &finished);
     open(&finished)
 }
 
@@ -167,14 +175,6 @@ fn unpacked(line: Line, folder: &Path) -> Result<Option<PathBuf>> {
     Ok(line
         .newest(names.iter().map(String::as_str))
         .map(|name| folder.join(name)))
-}
-
-fn is_recent(path: &Path) -> bool {
-    let age = fs::metadata(path)
-        .and_then(|metadata| metadata.modified())
-        .ok()
-        .and_then(|time| time.elapsed().ok());
-    age.is_some_and(|age| age < RECENT)
 }
 
 /// All numbers in a name, to compare `6.1.0-9` with `6.1.0-56`.

@@ -5,6 +5,7 @@ mod archive;
 mod boot;
 mod cpio;
 mod initrd;
+mod kept;
 mod kernel;
 mod modules;
 mod results;

@@ -39,7 +39,8 @@ impl FakeKubelet {
         &self.shared.kni
     }
 
-    /// Stops starting pods with the label [`HELD`] until [`Self::release`]; pods assigned in between are recorded.
+    /// Stops starting pods with the label [`HELD`](super::HELD) until [`Self::release`]; pods assigned in between are
+    /// recorded.
     pub fn hold(&self) {
         self.shared.held.send_replace(true);
     }

@@ -1,47 +1,24 @@
 //! Demonstrates the agent on this machine: isolated networks with equal addresses, and a complete cleanup.
 
 mod nodes;
+mod options;
 mod outcome;
 mod progress;
 mod show;
 mod spoof;
 mod stage;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
-use clap::Parser;
+use clap::Parser as _;
 use nix::unistd::geteuid;
 use tokio::{
     runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{outcome::Outcome, stage::Stage};
-
-/// What to run, and what to leave.
-#[derive(Debug, Parser)]
-#[command(name = "kni-demo", about)]
-struct Args {
-    /// The kni-agent binary.
-    #[arg(long)]
-    agent: PathBuf,
-    /// The knictl binary.
-    #[arg(long)]
-    knictl: PathBuf,
-    /// Show two nodes of a cluster as well, which needs the Kubernetes programs.
-    #[arg(long)]
-    nodes: bool,
-    /// Leave the two nodes out for this reason, which is no failure.
-    #[arg(long, value_name = "REASON", conflicts_with = "nodes")]
-    leave_out_nodes: Option<String>,
-    /// Report the two nodes as failed for this reason: their programs could not be built.
-    #[arg(long, value_name = "REASON", conflicts_with_all = ["nodes", "leave_out_nodes"])]
-    failed_nodes: Option<String>,
-    /// Leave the agent and the pods running, and print what to try.
-    #[arg(long)]
-    keep: bool,
-}
+use crate::{options::Args, outcome::Outcome, stage::Stage};
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {

@@ -1,41 +1,15 @@
 //! Simulates clusters of several sizes on a real API server, and predicts larger ones; see docs/design/scale.md.
 
-use std::{fs, path::PathBuf, time::Duration};
+mod options;
+
+use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use clap::Parser;
+use clap::Parser as _;
 use kni_integration::simulation::{self, Options, Outcome, report};
 use serde_json::json;
 
-/// Simulates clusters on a real API server and etcd, with agents whose nodes exist in memory only.
-#[derive(Debug, Parser)]
-#[command(name = "kni-simulate", about)]
-struct Args {
-    /// Nodes of the largest size
-    #[arg(long, default_value_t = 200)]
-    nodes: usize,
-    /// Pods of the largest size that stay
-    #[arg(long, default_value_t = 6000)]
-    pods: usize,
-    /// Networks of the largest size
-    #[arg(long, default_value_t = 50)]
-    networks: usize,
-    /// Pods that start in a second
-    #[arg(long, default_value_t = 5.0)]
-    rate: f64,
-    /// Pods that stay are created at this rate, in a second
-    #[arg(long, default_value_t = 10.0)]
-    fill: f64,
-    /// Seconds for which pods start and end
-    #[arg(long, default_value_t = 60)]
-    duration: u64,
-    /// Simulate this size alone, not also a quarter and a half of it
-    #[arg(long)]
-    single: bool,
-    /// Write the figures into this file, too
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
+use crate::options::Args;
 
 fn main() -> Result<()> {
     let args = Args::parse();

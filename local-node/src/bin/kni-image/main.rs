@@ -4,42 +4,20 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool reports on its standard output")]
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+mod options;
+
+use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use clap::Parser as _;
 use kni_local_node::oci::{Entry, Image};
+
+use crate::options::Args;
 
 /// Where the programs are inside the image.
 const BIN: &str = "bin";
 /// Type of the program header that names a dynamic linker.
 const PT_INTERP: u32 = 3;
-
-/// Writes the agent's container image around its programs.
-#[derive(Parser)]
-#[command(name = "kni-image")]
-struct Args {
-    /// Name of the image
-    #[arg(long, value_name = "REFERENCE", default_value = concat!("kni.local/kni-agent:", env!("CARGO_PKG_VERSION")))]
-    tag: String,
-    /// Where the archive goes
-    #[arg(long, value_name = "PATH", required_unless_present = "folder")]
-    output: Option<PathBuf>,
-    /// Write the image's files into this folder, which must be empty or missing, instead of an archive
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["output", "tag"])]
-    folder: Option<PathBuf>,
-    /// Another file, at the same path in the image; with one, programs need not be static
-    #[arg(long = "with", value_name = "FILE")]
-    files: Vec<PathBuf>,
-    /// Programs of the image, linked statically
-    #[arg(required = true, value_name = "PROGRAM")]
-    programs: Vec<PathBuf>,
-}
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
