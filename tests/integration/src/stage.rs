@@ -1,9 +1,14 @@
 //! Provides the setup of most tests: a node with a running agent and a connected kubelet, and the operators' view of
 //! it.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
+use kni_common::layout::LAYOUT_VERSION;
 use kni_proto::runtime::{GetStatusRequest, GetStatusResponse, Interface, ListDropsRequest, ListInterfacesRequest};
 
 use crate::{
@@ -13,9 +18,9 @@ use crate::{
     kubelet::{Kubelet, Pod},
     manifest::Manifest,
     node::{FABRIC_V6, NODE_V4, NODE_V6, Node},
+    patience, programs,
+    traffic::{Servers, new_token},
 };
-
-const DROPS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A node with an agent. The agent is dropped before the node.
 #[derive(Debug)]
@@ -109,7 +114,7 @@ impl Stage {
     /// Waits until at least `count` such drops are counted, and returns how many: of packets that their sender repeats,
     /// such as those of TCP, there may be more.
     pub async fn wait_for_drops_from(&self, pod: &Pod, direction: &str, reason: &str, count: u64) -> Result<u64> {
-        eventually(DROPS_TIMEOUT, async || {
+        eventually(patience(), async || {
             let counted = self.drops(pod, direction, reason).await?;
             ensure!(counted >= count, "{counted} are counted");
             Ok(counted)
@@ -127,6 +132,30 @@ impl Stage {
             self.knictl(&["drops"])?
         );
         Ok(())
+    }
+
+    /// Whether a datagram of `from` arrives at the server of `to`: proved by the server, or by the counter of packets
+    /// that the policies of `to` refuse, and never by silence.
+    pub async fn enters(&self, from: &Pod, to: &Pod, server: &Servers, port: u16) -> Result<bool> {
+        const REFUSED: &str = "policy_ingress";
+        let before = self.drops(from, "from_pod", REFUSED).await?;
+        let (word, at) = (new_token(), SocketAddr::new(address(to, true), port));
+        from.enter(|| UdpSocket::bind("0.0.0.0:0")?.send_to(word.as_bytes(), at))??;
+        eventually(patience(), async || {
+            if server.saw(&word) {
+                return Ok(true);
+            }
+            let refused = self.drops(from, "from_pod", REFUSED).await? > before;
+            ensure!(refused, "a datagram of {} is neither received nor refused", from.name);
+            Ok(false)
+        })
+        .await
+    }
+
+    /// Makes `time` pass for every flow, fragment and affinity.
+    pub fn age(&self, time: Duration) -> Result<()> {
+        let folder = format!("/sys/fs/bpf/kni/v{LAYOUT_VERSION}");
+        self.node.enter(|| programs::age(Path::new(&folder), time))?
     }
 
     /// The output of knictl.

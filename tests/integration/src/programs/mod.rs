@@ -13,6 +13,7 @@ mod tables;
 
 use std::{
     env, fs,
+    path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -67,6 +68,14 @@ pub struct Ran {
     pub action: u32,
     /// The resulting frame.
     pub frame: Vec<u8>,
+}
+
+/// Advances the age of every row of flows, fragments and affinities in the pinned maps in `folder` by `time`, as if no
+/// packet had used it for so long.
+pub fn age(folder: &Path, time: Duration) -> Result<()> {
+    let mut tables = tables::Tables::open(folder)?;
+    let ticks = u64::from(tables.config()?.hz) * time.as_secs();
+    tables.age(ticks)
 }
 
 /// The loaded programs, on a thread inside a node with interfaces and without an agent.

@@ -15,7 +15,7 @@ use std::{fmt, io, net::SocketAddr};
 
 pub use matrix::{Matrix, Probe, Row};
 pub use ping::ping;
-pub use probe::{new_token, tcp_get, tcp_get_to, udp_ask, udp_ask_by, udp_ask_to};
+pub use probe::{new_token, syn_repeats, tcp_get, tcp_get_to, udp_ask, udp_ask_by, udp_ask_to};
 pub use server::Servers;
 pub use stream::{Stream, StreamReport};
 pub use whole::{assert_path_limit, is_too_big, set_option, whole_datagrams};

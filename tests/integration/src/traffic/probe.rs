@@ -1,10 +1,13 @@
 //! Sends one request to a server over TCP or UDP.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
+
+use anyhow::{Context as _, Result};
 
 use super::{Answer, NoAnswer};
 use crate::{bind::when_free, kubelet::random_hex, namespaces::Namespaces};
@@ -60,6 +63,18 @@ pub fn udp_ask_by(
         let length = socket.recv(&mut buffer)?;
         understood(&String::from_utf8_lossy(&buffer[..length]), token)
     })
+}
+
+/// How many SYNs and their answers the TCP of a namespace has sent again, as it does a second after a loss.
+pub fn syn_repeats(ns: &Namespaces) -> Result<u64> {
+    let text = ns.enter(|| fs::read_to_string("/proc/thread-self/net/netstat"))??;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt:"));
+    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
+    let mut counters = names.split_whitespace().zip(values.split_whitespace());
+    let (_, value) = counters
+        .find(|(name, _)| *name == "TCPSynRetrans")
+        .context("no such counter")?;
+    Ok(value.parse()?)
 }
 
 pub(super) fn unspecified(v4: bool) -> IpAddr {

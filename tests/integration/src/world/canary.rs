@@ -12,13 +12,14 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::{Net, objects, run_labelled};
-use crate::{bind::when_free, eventually_sync, namespaces::Namespaces, oracle::Labels, stage::Stage};
+use crate::{
+    bind::when_free, eventually_sync, namespaces::Namespaces, on_one_cpu, oracle::Labels, patience, stage::Stage,
+};
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "canary";
 /// A port that no policy allows.
 const NEVER: u16 = 9999;
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// One that sends to one that receives at an address.
 #[derive(Debug)]
@@ -81,25 +82,37 @@ impl Canary {
 
     /// Waits until the first policy is enforced: until datagrams to a port that no policy allows are dropped.
     pub(super) fn wait_shut(&self) -> Result<()> {
-        self.ways.iter().try_for_each(Way::wait_shut)
+        self.ways.iter().try_for_each(|way| way.wait_shut(self.port))
     }
 }
 
 impl Way {
     fn wait(&self, port: u16) -> Result<()> {
         let pair = self.sockets(port)?;
-        eventually_sync(LIMIT, || {
+        eventually_sync(patience(), || {
             ensure!(arrives(&pair)?, "port {port} of the canary stays closed");
             Ok(())
         })
     }
 
-    fn wait_shut(&self) -> Result<()> {
-        let pair = self.sockets(NEVER)?;
-        eventually_sync(LIMIT, || {
-            for _time in 0..10 {
-                ensure!(!arrives(&pair)?, "every port of the canary is open");
-            }
+    /// A datagram to the open port is the fence: what was sent before it, and has not arrived before it, was dropped.
+    fn wait_shut(&self, open: u16) -> Result<()> {
+        let (to_closed, closed) = self.sockets(NEVER)?;
+        let (to_open, fence) = self.sockets(open)?;
+        fence.set_nonblocking(false)?;
+        fence.set_read_timeout(Some(patience()))?;
+        eventually_sync(patience(), || {
+            on_one_cpu(|| {
+                to_closed.send(b"canary")?;
+                to_open.send(b"canary")?;
+                Ok(())
+            })?;
+            fence.recv(&mut [0; 16]).context("the open port of the canary")?;
+            let entered = match closed.recv(&mut [0; 16]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => false,
+                received => received.map(|_length| true)?,
+            };
+            ensure!(!entered, "every port of the canary is open");
             Ok(())
         })
     }

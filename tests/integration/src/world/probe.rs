@@ -173,7 +173,7 @@ async fn sctp(probes: Vec<Probe>, patience: Arc<Patience>) -> io::Result<Table> 
 
 async fn sctp_of(probes: &[Probe], socket: Sctp, patience: &Patience) -> io::Result<Table> {
     let (mut table, mut open) = (Table::new(), HashMap::new());
-    let first_port = fastrand::u16(20_000..60_000);
+    let first_port = fastrand::u16(10_000..30_000);
     for (port, probe) in (first_port..).zip(probes) {
         let token = fastrand::u32(1..);
         let init = Packet {

@@ -17,6 +17,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use anyhow::{Result, ensure};
 use kni_integration::{
     oracle::Protocol,
+    patience,
     world::{Net, NinePods, PolicyText, Question, Setting, Via, index_of},
 };
 
@@ -40,7 +41,7 @@ pub(crate) async fn enforce(world: &mut NinePods, policies: &[(&str, &str)]) -> 
     let mut questions = Question::all(Net::Default, Via::Address);
     questions.retain(|question| question.protocol != Protocol::Sctp && question.port == 80);
     let expected: BTreeMap<_, _> = world.expect(Net::Default, &policies, &questions);
-    let differing = world.wait_for(&expected, Duration::from_secs(5))?;
+    let differing = world.wait_for(&expected, patience())?;
     ensure!(differing.is_empty(), "not in force: {differing:?}");
     Ok(())
 }

@@ -20,14 +20,24 @@ use kni_common::{
 };
 use kni_dataplane::FlowRecord;
 use kni_integration::{
+    eventually_sync,
+    frames::{Ip, Link, Payload},
     long,
     model::{Entry, Flow, Outcome, Seen},
+    patience,
     programs::{Lockstep, hex, runnable},
     require,
 };
 use nix::time::{ClockId, clock_gettime};
 
-use super::{beside, changes::Changes, generate, generate::Shot, mutate};
+use super::{
+    addresses::{host_mac, mac},
+    beside,
+    changes::Changes,
+    generate,
+    generate::Shot,
+    mutate,
+};
 
 /// Packets between two changes of the world.
 const BATCH: u64 = 100;
@@ -38,8 +48,10 @@ const FLOWS_LIMIT: usize = 800;
 const DRAWS: usize = 64;
 /// Events of one CPU, endpoint and window: no event of a case is suppressed.
 const ALL_EVENTS: u32 = u32::MAX;
-/// The events of a batch are there; the reader looks every 50 ms.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// The reader of events looks every 50 ms.
+const LOOK: Duration = Duration::from_millis(100);
+/// The sender of fences.
+const FENCED: u32 = 1;
 
 /// The ordinal of a default deny among the hits.
 const DEFAULT_DENY: u16 = u16::MAX;
@@ -89,7 +101,7 @@ fn run(seed: u64, cases: u64, step: &mut Lockstep) -> Result<BTreeMap<String, u6
         let all: Vec<Case> = (0..size).map(|_| case(&mut rng, step)).collect::<Result<_>>()?;
         step.compare_counters()?;
         step.compare_hits()?;
-        let events = step.events(PATIENCE)?;
+        let events = events(step)?;
         compare(&all, &events, &mut kinds)?;
         if step.model.flows.len() > FLOWS_LIMIT {
             step.compare_tables()?;
@@ -98,6 +110,28 @@ fn run(seed: u64, cases: u64, step: &mut Lockstep) -> Result<BTreeMap<String, u6
         changes.some(&mut rng, step)?;
     }
     Ok(kinds)
+}
+
+/// The events of the frames so far: those before the event of a last frame, which is dropped. There are two rings,
+/// which are read one after the other: events that were there before one reading are complete with the next one.
+fn events(step: &mut Lockstep) -> Result<Vec<FlowRecord>> {
+    let fence = Ip::new(Ipv4Addr::new(192, 0, 2, 99).into(), Ipv4Addr::new(192, 0, 2, 98).into());
+    let fence = Link::new(mac(FENCED), host_mac(FENCED)).frame(&fence.packet(&Payload::udp(9, 9, b"fence")));
+    let (mut events, before) = (Vec::new(), now()?);
+    for _reading in 0..2 {
+        step.open_event_gates()?;
+        let sent = now()?;
+        let outcome = step.run(Direction::FromPod, FENCED, &fence)?;
+        ensure!(outcome.verdict.is_drop(), "{outcome:?}");
+        eventually_sync(patience(), || {
+            events.extend(step.events(LOOK)?);
+            let found = events.iter().any(|record: &FlowRecord| record.event.time_ns >= sent);
+            ensure!(found, "the last frame has no event");
+            Ok(())
+        })?;
+    }
+    events.retain(|record| record.event.time_ns < before);
+    Ok(events)
 }
 
 fn case(rng: &mut Rng, step: &mut Lockstep) -> Result<Case> {

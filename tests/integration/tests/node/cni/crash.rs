@@ -1,10 +1,10 @@
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{Agent, eventually_sync, long, require};
+use kni_integration::{Agent, eventually_sync, long, patience, require};
 use serde_json::json;
 
 use super::scene::{Call, PATIENCE, Scene};
@@ -91,7 +91,7 @@ async fn kills_at_any_moment_of_add_and_del_leak_nothing() -> Result<()> {
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| scope.spawn(move || live(scene, worker, stop, lives)))
             .collect();
-        let stormed = storm(scene);
+        let stormed = storm(scene, lives);
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             worker.join().expect("no panic")?;
@@ -111,8 +111,8 @@ async fn kills_at_any_moment_of_add_and_del_leak_nothing() -> Result<()> {
     scene.stage.assert_as(&before).await
 }
 
-/// Kills a series of agents; the last one remains.
-fn storm(scene: &Scene) -> Result<Agent> {
+/// Kills a series of agents, and until more pods have lived than there were kills; the last one remains.
+fn storm(scene: &Scene, lives: &AtomicU32) -> Result<Agent> {
     let kill = |pid: u32| {
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(pid.cast_signed()),
@@ -120,7 +120,12 @@ fn storm(scene: &Scene) -> Result<Agent> {
         )
     };
     let mut agent: Option<Agent> = None;
-    for number in 0..kills() {
+    let enough = Instant::now() + patience();
+    for number in 0.. {
+        let few = u64::from(lives.load(Ordering::Relaxed)) <= kills();
+        if number >= kills() && !(few && Instant::now() < enough) {
+            break;
+        }
         // Each at a different moment of a call, which takes a few milliseconds.
         std::thread::sleep(Duration::from_millis(150 + number * 37 % 200));
         match &mut agent {

@@ -3,13 +3,14 @@
 use std::{
     fs,
     io::Write as _,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{AgentOptions, Manifest, Namespaces, agent::shim_binary, eventually};
+use kni_integration::{AgentOptions, Manifest, Namespaces, agent::shim_binary, eventually, eventually_sync, patience};
 use kni_proto::{
     kni::{Network, QueryNodeNetworksRequest},
     runtime::{Interface, ListInterfacesRequest},
@@ -247,6 +248,19 @@ impl Scene {
         Ok(())
     }
 
+    /// Waits until a process runs the copy.
+    pub(crate) fn wait_for_copy(&self) -> Result<()> {
+        let copy = self.stage.node.enter(|| fs::metadata(&self.shim))??;
+        eventually_sync(patience(), || {
+            let runs = fs::read_dir("/proc")?.flatten().any(|process| {
+                let program = fs::metadata(process.path().join("exe"));
+                program.is_ok_and(|program| (program.dev(), program.ino()) == (copy.dev(), copy.ino()))
+            });
+            ensure!(runs, "no process runs {}", self.shim.display());
+            Ok(())
+        })
+    }
+
     /// Removes the copy.
     pub(crate) fn uninstall_copy(&self) -> Result<()> {
         ensure!(self.shim.starts_with("/run"), "not a copy: {}", self.shim.display());
@@ -265,7 +279,7 @@ impl Scene {
 
     /// Waits until the condition is true.
     pub(crate) async fn until<F: Future<Output = Result<bool>>>(&self, what: &str, so: impl Fn() -> F) -> Result<()> {
-        let came = eventually(PATIENCE, async || {
+        let came = eventually(patience(), async || {
             ensure!(so().await?, "{what} does not come");
             Ok(())
         })

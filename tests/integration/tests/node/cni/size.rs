@@ -5,6 +5,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use kni_integration::require;
 
 const MAX_BYTES: u64 = 5_000_000;
 const MAX_START: Duration = Duration::from_millis(2);
@@ -34,6 +35,7 @@ fn start(program: &Path) -> Result<Duration> {
 #[test]
 #[ignore = "long: links the plugin as it is released"]
 fn the_released_plugin_is_small_and_starts_quickly() -> Result<()> {
+    require!(exclusive);
     let program = released()?.context("there is no plugin to measure: run `cargo xtask build-cni`")?;
     let bytes = program.metadata()?.len();
     // A program that does nothing shows the cost of starting a process on this machine.

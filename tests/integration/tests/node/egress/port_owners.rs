@@ -2,7 +2,7 @@
 //! another flow's.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::PathBuf,
@@ -13,21 +13,21 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_common::layout::LAYOUT_VERSION;
 use kni_integration::{
-    Namespaces,
+    Namespaces, eventually_sync,
     frames::{Ip, Link, PacketSocket, Payload, TcpFlags, parse_mac},
     node::{NODE_V4, NODE_V6},
+    on_one_cpu, patience,
     programs::Masqueraded,
     require,
 };
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, server},
 };
 
+/// How long a round of questions waits for what may not come.
 const SHORT: Duration = Duration::from_millis(20);
-/// A flow checks its port about once a second.
-const CHECKED: Duration = Duration::from_millis(2500);
 const UDP: u8 = 17;
 
 /// A socket of a pod that is connected to the server.
@@ -43,38 +43,80 @@ fn socket(pod: &Namespaces, v4: bool) -> Result<UdpSocket> {
 }
 
 /// Names that the server received, by port.
-type ByPort = BTreeMap<u16, Vec<String>>;
-/// Answers, by the pod that received them.
-type ByPod = BTreeMap<String, Vec<String>>;
+type ByPort = BTreeMap<u16, BTreeSet<String>>;
+/// Names in the answers, by the pod that received them.
+type ByPod = BTreeMap<String, BTreeSet<String>>;
 
-/// Sends each pod's name, and returns the names that the server received, by port, and what the pods received.
-fn exchange(server: &UdpSocket, pods: &[(&str, &UdpSocket)], time: Duration) -> Result<(ByPort, ByPod)> {
-    let (mut ports, mut answers) = (ByPort::new(), ByPod::new());
-    let begun = Instant::now();
-    while begun.elapsed() < time {
+/// What was received in some rounds.
+#[derive(Debug, Default)]
+struct Received {
+    ports: ByPort,
+    answers: ByPod,
+    /// How many of its own questions each pod was answered in the round that sent them.
+    answered: BTreeMap<String, u32>,
+}
+
+/// A server, and pods that ask it.
+struct Exchange<'a> {
+    server: &'a UdpSocket,
+    pods: &'a [(&'a str, &'a UdpSocket)],
+    /// Rounds so far: each question names its own.
+    round: u32,
+}
+
+impl Exchange<'_> {
+    /// One question of each pod, and the answers.
+    fn round(&mut self, received: &mut Received) -> Result<()> {
+        self.round += 1;
         let mut buffer = [0; 64];
-        for (name, pod) in pods {
-            pod.send(name.as_bytes())?;
+        let name_of = |text: &str| text.split(' ').next().unwrap_or_default().to_owned();
+        for (name, pod) in self.pods {
+            pod.send(format!("{name} {}", self.round).as_bytes())?;
         }
-        while let Ok((length, from)) = server.recv_from(&mut buffer) {
-            let name = String::from_utf8_lossy(&buffer[..length]).into_owned();
-            server.send_to(name.as_bytes(), from)?;
-            let names = ports.entry(from.port()).or_default();
-            if !names.contains(&name) {
-                names.push(name);
+        let last = self.pods.last().map(|(name, _)| format!("{name} {}", self.round));
+        while let Ok((length, from)) = self.server.recv_from(&mut buffer) {
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            self.server.send_to(text.as_bytes(), from)?;
+            received.ports.entry(from.port()).or_default().insert(name_of(&text));
+            if Some(text) == last {
+                break;
             }
         }
-        for (name, pod) in pods {
+        for (name, pod) in self.pods {
+            let own = format!("{name} {}", self.round);
             while let Ok(length) = pod.recv(&mut buffer) {
-                let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                let known = answers.entry((*name).to_owned()).or_default();
-                if !known.contains(&answer) {
-                    known.push(answer);
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let answers = received.answers.entry((*name).to_owned()).or_default();
+                answers.insert(name_of(&text));
+                if text == own {
+                    *received.answered.entry((*name).to_owned()).or_default() += 1;
+                    break;
                 }
             }
         }
+        Ok(())
     }
-    Ok((ports, answers))
+
+    /// Rounds until the last of the pods, whose questions are sent after those of the others, was answered so often.
+    /// Everything that the others sent before has then arrived, too, or was dropped.
+    fn until_answered(&mut self, times: u32) -> Result<Received> {
+        let mut received = Received::default();
+        let (last, _) = self.pods.last().context("a pod")?;
+        on_one_cpu(|| {
+            eventually_sync(patience(), || {
+                self.round(&mut received)?;
+                let answered = received.answered.get(*last).copied().unwrap_or(0);
+                ensure!(answered >= times, "{last} was answered {answered} times: {received:?}");
+                Ok(())
+            })
+        })?;
+        Ok(received)
+    }
+}
+
+/// One name at one port.
+fn only(port: u16, name: &str) -> ByPort {
+    [(port, [name.to_owned()].into())].into()
 }
 
 /// The folder of the maps inside the node.
@@ -93,9 +135,14 @@ async fn a_flow_that_lost_its_port_sends_nothing_from_it() -> Result<()> {
     let there = world.outside.server.enter(|| UdpSocket::bind(server(true)))??;
     there.set_read_timeout(Some(SHORT))?;
     let (first, second) = (socket(&blue.inside, true)?, socket(&red.inside, true)?);
-    let (ports, answers) = exchange(&there, &[("blue", &first)], SHORT)?;
-    ensure!(ports == [(61_000, vec!["blue".to_owned()])].into(), "{ports:?}");
-    ensure!(answers.len() == 1, "{answers:?}");
+    let pods = [("blue", &first), ("red", &second)];
+    let mut exchange = Exchange {
+        server: &there,
+        pods: &pods[..1],
+        round: 0,
+    };
+    let alone = exchange.until_answered(3)?;
+    ensure!(alone.ports == only(61_000, "blue"), "{alone:?}");
     let node: Ipv4Addr = NODE_V4.parse()?;
     let IpAddr::V4(from) = server(true).ip() else {
         anyhow::bail!("an IPv6 server")
@@ -105,21 +152,39 @@ async fn a_flow_that_lost_its_port_sends_nothing_from_it() -> Result<()> {
         Ok(rows.lose((from, PORT, node, 61_000), UDP))
     })??;
     ensure!(lost, "no row holds the port");
-    let (ports, _) = exchange(&there, &[("red", &second)], SHORT)?;
-    ensure!(ports == [(61_000, vec!["red".to_owned()])].into(), "{ports:?}");
-    // Both send from now on. The first flow learns that the port is another one's, and there is no second port.
-    exchange(&there, &[("blue", &first), ("red", &second)], CHECKED)?;
-    let (ports, answers) = exchange(&there, &[("blue", &first), ("red", &second)], CHECKED)?;
+    exchange.pods = &pods[1..];
+    let other = exchange.until_answered(3)?;
+    ensure!(other.ports == only(61_000, "red"), "{other:?}");
+    // Both send from now on. The first flow checks its port about once a second: then it learns that the port is
+    // another one's, and there is no second port.
+    exchange.pods = &pods;
+    let deadline = Instant::now() + patience();
+    while world.stage.drops(&blue, "from_pod", "masquerade_ports").await? == 0 {
+        let mut unheeded = Received::default();
+        exchange.round(&mut unheeded)?;
+        ensure!(
+            Instant::now() < deadline,
+            "the flow without a port is not refused: {unheeded:?}"
+        );
+    }
+    // Answers of before.
+    exchange.until_answered(1)?;
+    let before = world.stage.drops(&blue, "from_pod", "masquerade_ports").await?;
+    let both = exchange.until_answered(50)?;
     ensure!(
-        ports == [(61_000, vec!["red".to_owned()])].into(),
-        "the server receives on each port from {ports:?}"
+        both.ports == only(61_000, "red"),
+        "the server receives on each port from {both:?}"
     );
     ensure!(
-        answers == [("red".to_owned(), vec!["red".to_owned()])].into(),
-        "the pods receive {answers:?}"
+        both.answers == [("red".to_owned(), ["red".to_owned()].into())].into(),
+        "the pods receive {both:?}"
     );
     let refused = world.stage.drops(&blue, "from_pod", "masquerade_ports").await?;
-    ensure!(refused > 0, "the flow without a port is not counted");
+    ensure!(
+        refused >= before + 50,
+        "of 50 questions only {} are counted as refused",
+        refused - before
+    );
     watch.assert_clean();
     Ok(())
 }
@@ -132,8 +197,13 @@ async fn a_flow_takes_its_lost_port_again() -> Result<()> {
     let there = world.outside.server.enter(|| UdpSocket::bind(server(true)))??;
     there.set_read_timeout(Some(SHORT))?;
     let first = socket(&pod.inside, true)?;
-    let (ports, _) = exchange(&there, &[("pod", &first)], SHORT)?;
-    let (port, _) = ports.first_key_value().context("the server received nothing")?;
+    let mut exchange = Exchange {
+        server: &there,
+        pods: &[("pod", &first)],
+        round: 0,
+    };
+    let before = exchange.until_answered(3)?;
+    let (port, _) = before.ports.first_key_value().context("the server received nothing")?;
     let node: Ipv4Addr = NODE_V4.parse()?;
     let IpAddr::V4(from) = server(true).ip() else {
         anyhow::bail!("an IPv6 server")
@@ -143,13 +213,9 @@ async fn a_flow_takes_its_lost_port_again() -> Result<()> {
         Ok(rows.lose((from, PORT, node, *port), UDP))
     })??;
     ensure!(lost, "no row holds port {port}");
-    exchange(&there, &[("pod", &first)], CHECKED)?;
-    let (ports, answers) = exchange(&there, &[("pod", &first)], CHECKED)?;
-    ensure!(
-        ports == [(*port, vec!["pod".to_owned()])].into(),
-        "{ports:?}, not {port}"
-    );
-    ensure!(answers.len() == 1, "no answer reaches the pod");
+    // It checks its port about once a second. Until then no answer finds the pod.
+    let after = exchange.until_answered(50)?;
+    ensure!(after.ports == only(*port, "pod"), "{after:?}, not {port}");
     Ok(())
 }
 
@@ -161,10 +227,10 @@ fn connect(
     v4: bool,
 ) -> Result<(TcpStream, TcpStream, SocketAddr)> {
     let _ = world;
-    let client = pod.enter(|| TcpStream::connect_timeout(&server(v4), PATIENCE))??;
+    let client = pod.enter(|| TcpStream::connect_timeout(&server(v4), patience()))??;
     let (accepted, from) = listener.accept()?;
     for stream in [&client, &accepted] {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience()))?;
         stream.set_nodelay(true)?;
     }
     Ok((client, accepted, from))

@@ -13,14 +13,16 @@ use kni_integration::{
     Manifest, Namespaces, Pod,
     frames::PacketSocket,
     node::{FABRIC_V4, NODE_V4},
-    require,
+    patience, require,
 };
 
 use super::world::{World, masquerading, pool, server};
 
 const PAUSE: Duration = Duration::from_millis(5);
-/// Until the change has reached the programs and the flows.
-const SETTLED: Duration = Duration::from_secs(4);
+/// Datagrams with the new source in a row, after which none may have the old one.
+const IN_A_ROW: u32 = 20;
+/// Datagrams after that, sent over more than a second.
+const MANY: u32 = 200;
 const OLD: &str = "198.51.100.70";
 const NEW: &str = "198.51.100.71";
 
@@ -60,30 +62,54 @@ fn ask(socket: &UdpSocket, stop: &AtomicBool) {
     }
 }
 
-/// The source addresses, of those given, of datagrams to the server that leave the node within `time`.
-fn sources(router: &Namespaces, time: Duration, of: &[&str]) -> Result<Vec<String>> {
-    let capture = PacketSocket::open(router, "fabric0")?;
-    let wanted: Vec<[u8; 4]> = of
-        .iter()
-        .map(|text| text.parse::<std::net::Ipv4Addr>().map(|ip| ip.octets()))
-        .collect::<Result<_, _>>()?;
-    let (begun, mut seen) = (Instant::now(), Vec::new());
-    while let Some(left) = time.checked_sub(begun.elapsed()) {
-        let frame = capture.receive(left, |frame| {
+/// The source addresses, of those given, of datagrams to the server that leave the node.
+struct Sources {
+    capture: PacketSocket,
+    of: [std::net::Ipv4Addr; 2],
+}
+
+impl Sources {
+    fn open(router: &Namespaces, of: [&str; 2]) -> Result<Self> {
+        Ok(Self {
+            capture: PacketSocket::open(router, "fabric0")?,
+            of: [of[0].parse()?, of[1].parse()?],
+        })
+    }
+
+    fn next(&self) -> Result<String> {
+        let frame = self.capture.receive(patience(), |frame| {
             frame.get(12..14) == Some(&[8, 0])
                 && frame.get(23) == Some(&17)
                 && frame.get(30..34) == Some(&[203, 0, 113, 80])
-                && wanted.iter().any(|source| frame.get(26..30) == Some(source))
+                && self.of.iter().any(|source| frame.get(26..30) == Some(&source.octets()))
         })?;
-        let Some(frame) = frame else { break };
+        let frame = frame.context("no datagram leaves")?;
         let source: [u8; 4] = frame[26..30].try_into()?;
-        let source = std::net::Ipv4Addr::from(source).to_string();
-        if !seen.contains(&source) {
-            seen.push(source);
-        }
+        Ok(std::net::Ipv4Addr::from(source).to_string())
     }
-    seen.sort();
-    Ok(seen)
+
+    /// Waits until several datagrams in a row have this source.
+    fn until(&self, source: &str) -> Result<()> {
+        let (begun, mut in_a_row) = (Instant::now(), 0);
+        while in_a_row < IN_A_ROW {
+            let found = self.next()?;
+            in_a_row = if found == source { in_a_row + 1 } else { 0 };
+            ensure!(
+                begun.elapsed() < patience(),
+                "datagrams leave with {found}, not {source}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that many more datagrams have this source.
+    fn remain(&self, source: &str) -> Result<()> {
+        for number in 0..MANY {
+            let found = self.next()?;
+            ensure!(found == source, "datagram {number} leaves with {found}, not {source}");
+        }
+        Ok(())
+    }
 }
 
 /// Keeps a flow busy in both directions over a change, and checks which addresses it leaves with before and after.
@@ -98,13 +124,12 @@ fn over_change(world: &World, pod: &Pod, [old, new]: [&str; 2], change: impl FnO
         let serving = scope.spawn(|| persist(&there, &stop));
         let asking = scope.spawn(|| ask(&socket, &stop));
         let compared = (|| -> Result<()> {
-            thread::sleep(Duration::from_millis(300));
-            let before = sources(&world.outside.router, Duration::from_millis(300), &[old, new])?;
-            ensure!(before == [old], "before the change the flow has {before:?}");
+            let sources = Sources::open(&world.outside.router, [old, new])?;
+            sources.until(old).context("before the change")?;
+            sources.remain(old).context("before the change")?;
             change()?;
-            thread::sleep(SETTLED);
-            let after = sources(&world.outside.router, Duration::from_secs(1), &[old, new])?;
-            ensure!(after == [new], "after the change the flow has {after:?}");
+            sources.until(new).context("after the change")?;
+            sources.remain(new).context("after the change")?;
             Ok(())
         })();
         stop.store(true, Ordering::Relaxed);

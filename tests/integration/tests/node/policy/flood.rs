@@ -10,13 +10,13 @@ use fastrand::Rng;
 use kni_integration::{
     AgentOptions, Manifest, Node, Pod, Stage,
     frames::{Ip, Link, PacketSocket, Payload, TcpFlags},
-    require,
+    patience, require,
     stage::address,
     traffic::{Servers, Stream, tcp_get},
 };
 use serde_json::Value;
 
-use super::{PATIENCE, PORT};
+use super::PORT;
 
 /// Rows of each table: a tenth of the opened flows.
 const ROWS: &str = "8192";
@@ -55,7 +55,7 @@ async fn flood(stage: &Stage, flooder: &Pod, hole: &Pod) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     let stage = stage().await?;
     let (server, client) = (stage.pod("server").await?, stage.pod("client").await?);
     let (flooder, hole) = (stage.pod("flooder").await?, stage.pod("hole").await?);
@@ -70,8 +70,8 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
         streams.push(Stream::udp(&client.inside, to)?);
         streams.push(Stream::tcp(&client.inside, to)?);
         // A connection that is idle in the meantime.
-        let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE))??;
-        stream.set_read_timeout(Some(PATIENCE * 4))?;
+        let stream = client.enter(|| TcpStream::connect_timeout(&to, patience()))??;
+        stream.set_read_timeout(Some(patience()))?;
         idle.push(BufReader::new(stream));
     }
     flood(&stage, &flooder, &hole).await?;
@@ -82,7 +82,7 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
         ensure!(line.contains("still there?"), "{line:?}");
     }
     for v4 in [true, false] {
-        let answer = tcp_get(&client.inside, address(&server, v4), PORT, PATIENCE);
+        let answer = tcp_get(&client.inside, address(&server, v4), PORT, patience());
         ensure!(answer.context("a new connection of another pod")?.identity == "server");
     }
     let mut sent = 0;

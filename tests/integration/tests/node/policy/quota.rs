@@ -8,19 +8,18 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    AgentOptions, Manifest, Node, Pod, Stage, eventually, manifest::network_policy, require, stage::address,
+    AgentOptions, Manifest, Node, Pod, Stage, eventually, manifest::network_policy, patience, require, stage::address,
     traffic::Servers, traffic::tcp_get,
 };
 
-use super::{PATIENCE, PORT};
+use super::PORT;
 
-const TOLERANCE: Duration = Duration::from_secs(20);
 const POLICIES: u32 = 4;
 /// Ranges of each policy: together more than the tables of the test have.
 const RANGES: u32 = 1500;
 
 /// Policies of namespace `hog` with this many different ranges each, which allow everything to its pods.
-fn hog(ranges: u32) -> Manifest {
+fn policies(ranges: u32) -> Manifest {
     let mut text = String::new();
     for policy in 0..POLICIES {
         let mut peers = String::from("{ipBlock: {cidr: 10.244.0.0/16}}, {ipBlock: {cidr: 'fd00:244::/64'}}");
@@ -63,12 +62,17 @@ impl Scene {
         })
     }
 
-    fn reaches(&self, server: &Pod) -> bool {
-        tcp_get(&self.client.inside, address(server, true), PORT, PATIENCE).is_ok()
+    /// Whether the client may reach a server at `port`, which answers over TCP, too, then.
+    async fn reaches(&self, to: &Pod, server: &Servers, port: u16) -> Result<bool> {
+        let enters = self.stage.enters(&self.client, to, server, port).await?;
+        if enters {
+            tcp_get(&self.client.inside, address(to, true), port, patience())?;
+        }
+        Ok(enters)
     }
 
     /// How long other tenants wait for an attach, and for both directions of a change of policies.
-    async fn latencies(&mut self) -> Result<[Duration; 2]> {
+    async fn latencies(&mut self, server: &Servers) -> Result<[Duration; 2]> {
         let mut attach = Duration::ZERO;
         for _ in 0..5 {
             self.pods += 1;
@@ -80,9 +84,8 @@ impl Scene {
         for allow in [false, true] {
             let begin = Instant::now();
             Manifest::apply(&[team(allow)], &self.stage.node)?;
-            eventually(TOLERANCE, async || {
-                let quick = Duration::from_millis(50);
-                let reached = tcp_get(&self.client.inside, address(&self.server, true), PORT, quick).is_ok();
+            eventually(patience(), async || {
+                let reached = self.reaches(&self.server, server, PORT).await?;
                 ensure!(reached == allow, "the policy of another tenant is not applied");
                 Ok(())
             })
@@ -93,9 +96,9 @@ impl Scene {
     }
 
     /// Applies the policies of the hog, and waits until the agent reports that they exceed the quota.
-    async fn exceed(&self) -> Result<String> {
-        Manifest::apply(&[hog(RANGES)], &self.stage.node)?;
-        let reported = eventually(TOLERANCE, async || {
+    async fn exceed(&self, hog: &Servers, port: u16) -> Result<String> {
+        Manifest::apply(&[policies(RANGES)], &self.stage.node)?;
+        let reported = eventually(patience(), async || {
             let status = self.stage.status().await?;
             let about = status.reasons.iter().find(|reason| reason.contains("namespace hog"));
             about.cloned().with_context(|| format!("{status:?}"))
@@ -103,51 +106,60 @@ impl Scene {
         .await?;
         let status = self.stage.status().await?;
         ensure!(status.ready, "{status:?}");
-        ensure!(!self.reaches(&self.hog), "the hog's own pods close");
+        ensure!(!self.reaches(&self.hog, hog, port).await?, "the hog's own pods close");
         Ok(reported)
     }
 }
 
 async fn others_are_as_before(scene: &mut Scene) -> Result<()> {
-    let _server = Servers::start(&scene.server.inside, "server", PORT)?;
-    let _hog = Servers::start(&scene.hog.inside, "hog", PORT)?;
+    let server = Servers::start(&scene.server.inside, "server", PORT)?;
+    let hog = Servers::start(&scene.hog.inside, "hog", PORT)?;
     Manifest::apply(&[team(true)], &scene.stage.node)?;
-    ensure!(scene.reaches(&scene.hog), "before its policies");
-    let before = scene.latencies().await?;
+    ensure!(scene.reaches(&scene.hog, &hog, PORT).await?, "before its policies");
+    let before = scene.latencies(&server).await?;
     let begin = Instant::now();
-    let reported = scene.exceed().await?;
+    let reported = scene.exceed(&hog, PORT).await?;
     println!("{reported}\nreported after {:?}", begin.elapsed());
     ensure!(
         reported.contains("rows") && reported.contains("NetworkPolicy hog/p"),
         "it names the figures and the policy: {reported}"
     );
-    let after = scene.latencies().await?;
+    let after = scene.latencies(&server).await?;
     println!("slowest of 5 attaches, slower of 2 policy changes: {before:?} before, {after:?} beside the hog");
-    ensure!(scene.reaches(&scene.server), "others are as before");
+    ensure!(
+        scene.reaches(&scene.server, &server, PORT).await?,
+        "others are as before"
+    );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_beyond_the_quota_close_the_pods_of_their_own_namespace() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::start("quota", &["--max-policy-rows", "4096"]).await?;
     others_are_as_before(&mut scene).await?;
-    let _hog = Servers::start(&scene.hog.inside, "again", PORT + 1)?;
+    let hog = Servers::start(&scene.hog.inside, "again", PORT + 1)?;
     // The same state after a restart.
     scene.stage.agent.kill9()?;
     scene.stage.agent.restart()?;
-    scene.exceed().await?;
+    scene.exceed(&hog, PORT + 1).await?;
     let more = scene.stage.kubelet.run_pod("hog", "second", &[]).await?;
-    ensure!(!scene.reaches(&more), "the namespace's pods attach, closed");
+    let second = Servers::start(&more.inside, "second", PORT)?;
+    ensure!(
+        !scene.reaches(&more, &second, PORT).await?,
+        "the namespace's pods attach, closed"
+    );
     // Fewer rules open them again.
-    Manifest::apply(&[hog(10)], &scene.stage.node)?;
-    eventually(TOLERANCE, async || {
-        let hog = address(&scene.hog, true);
-        tcp_get(&scene.client.inside, hog, PORT + 1, PATIENCE).map(drop)?;
+    Manifest::apply(&[policies(10)], &scene.stage.node)?;
+    eventually(patience(), async || {
+        ensure!(scene.reaches(&scene.hog, &hog, PORT + 1).await?, "it stays closed");
         Ok(())
     })
     .await?;
-    let status = scene.stage.status().await?;
-    ensure!(status.ready && status.reasons.is_empty(), "{status:?}");
-    Ok(())
+    eventually(patience(), async || {
+        let status = scene.stage.status().await?;
+        ensure!(status.ready && status.reasons.is_empty(), "{status:?}");
+        Ok(())
+    })
+    .await
 }

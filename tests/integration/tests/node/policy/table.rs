@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    long, require,
+    long, patience, require,
     world::{
         Addresses, Net, NinePods, Question, Via,
         cases::{self, Case},
@@ -17,7 +17,10 @@ use kni_integration::{
 };
 
 /// Timeout for a state to be applied: other programs may use the CPUs.
-const LIMIT: Duration = Duration::from_secs(20);
+fn limit() -> Duration {
+    patience()
+}
+
 /// The timeout after many cases have failed, so that the remaining ones end quickly.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 const MANY_FAILURES: usize = 5;
@@ -133,7 +136,7 @@ async fn run(world: &mut NinePods, net: Net, case: &Case, report: &mut Report) -
         world.apply(net, &step.policies, &step.setting).await?;
         let expected = world.expect_all(net, &step.policies);
         let limit = if report.failed_cases() < MANY_FAILURES {
-            LIMIT
+            limit()
         } else {
             SHORT_LIMIT
         };

@@ -3,11 +3,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow};
-use kni_integration::{Agent, Kubelet, agent::SOCKET, eventually, kubelet::Sandbox, long, require};
+use kni_integration::{Agent, Kubelet, agent::SOCKET, eventually, kubelet::Sandbox, long, patience, require};
 use kni_proto::kni::DeleteNetworkRequest;
 use tokio::task::JoinSet;
 
@@ -18,8 +18,14 @@ fn kills() -> u64 {
     if long() { 14 } else { 7 }
 }
 
+/// As many pods must have been attached.
+const LIVES: u64 = 5;
+
 /// Timeout of a call over all its repetitions: it waits for plugins of a killed agent.
-const PATIENCE: Duration = Duration::from_secs(90);
+fn insistence() -> Duration {
+    patience() + Duration::from_secs(30)
+}
+
 /// The annotations of each worker's pods.
 const WISHES: [&[(&str, &str)]; 3] = [
     &[("k8s.v1.cni.cncf.io/networks", "lan,nic,vm")],
@@ -30,9 +36,8 @@ const WISHES: [&[(&str, &str)]; 3] = [
     &[("kni.dev/network", "lan"), ("k8s.v1.cni.cncf.io/networks", "bridged")],
 ];
 
-/// Runs pods of one kind one after the other until `stop`. Returns their number.
-async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>) -> Result<u64> {
-    let mut lives = 0;
+/// Runs pods of one kind one after the other until `stop`, and counts them.
+async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>, lives: Arc<AtomicU64>) -> Result<()> {
     let name = format!("web-{worker}");
     while !stop.load(Ordering::Relaxed) {
         let Ok(netns) = kubelet.create_network("storm", &name).await else {
@@ -42,14 +47,14 @@ async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>) -> Result<
         let mut sandbox = Sandbox::new("storm", &name, &netns);
         sandbox.annotate(WISHES[worker]);
         if kubelet.attach(&sandbox).await.is_ok() {
-            lives += 1;
+            lives.fetch_add(1, Ordering::Relaxed);
         }
-        let detached = eventually(PATIENCE, async || Ok(kubelet.detach(&sandbox.id).await?)).await;
+        let detached = eventually(insistence(), async || Ok(kubelet.detach(&sandbox.id).await?)).await;
         detached.with_context(|| format!("{name} cannot be detached"))?;
-        let deleted = eventually(PATIENCE, async || Ok(kubelet.delete_network(&sandbox.id).await?)).await;
+        let deleted = eventually(insistence(), async || Ok(kubelet.delete_network(&sandbox.id).await?)).await;
         deleted.with_context(|| format!("{name} cannot be deleted"))?;
     }
-    Ok(lives)
+    Ok(())
 }
 
 /// The moments of the kills are random; the running operation at each of them is not recorded.
@@ -70,23 +75,27 @@ async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
     let mut workers = JoinSet::new();
     for worker in 0..WISHES.len() {
         let kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
-        workers.spawn(live(kubelet, worker, Arc::clone(&stop)));
+        workers.spawn(live(kubelet, worker, Arc::clone(&stop), Arc::clone(&lives)));
     }
     let mut pause = 7_u64;
-    for _kill in 0..kills() {
+    let enough = Instant::now() + patience();
+    for kill in 0.. {
+        if kill >= kills() && (lives.load(Ordering::Relaxed) >= LIVES || Instant::now() > enough) {
+            break;
+        }
         pause = pause * 31 % 601;
         tokio::time::sleep(Duration::from_millis(60 + pause)).await;
         stage.agent.kill9()?;
         stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
-        stage.agent.wait_ready(Duration::from_mins(1))?;
+        stage.agent.wait_ready(patience())?;
     }
     stop.store(true, Ordering::Relaxed);
     while let Some(worker) = workers.join_next().await {
-        lives.fetch_add(worker.map_err(|e| anyhow!(e))??, Ordering::Relaxed);
+        worker.map_err(|e| anyhow!(e))??;
     }
     let lives = lives.load(Ordering::Relaxed);
     println!("{lives} pods lived");
-    assert!(lives >= 5, "only {lives} pods lived: this was no storm");
+    assert!(lives >= LIVES, "only {lives} pods lived: this was no storm");
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     for worker in 0..WISHES.len() {
         // Namespaces of unanswered create calls.

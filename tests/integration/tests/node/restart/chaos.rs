@@ -4,7 +4,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow};
@@ -14,7 +14,7 @@ use kni_integration::{
     dice::Dice,
     eventually,
     kubelet::Sandbox,
-    require,
+    long, patience, require,
     traffic::{Servers, Stream},
 };
 use kni_proto::kni::DeleteNetworkRequest;
@@ -23,12 +23,12 @@ use tonic::Status;
 
 use crate::watched::{Watched, warm};
 
-const KILLS: u64 = 22;
+/// Two for each of the kinds of kills, and some more.
+fn kills() -> u64 {
+    if long() { 22 } else { 12 }
+}
+
 const WORKERS: usize = 6;
-/// Timeout of a call over all its repetitions.
-const PATIENCE: Duration = Duration::from_mins(1);
-/// Timeout of a start, and of the removal of everything. Two CPUs may run the other tests at the same time.
-const SETTLED: Duration = Duration::from_mins(1);
 const WISHES: [&[(&str, &str)]; 3] = [
     &[],
     &[("kni.dev/network", "blue")],
@@ -110,14 +110,19 @@ impl Worker {
     }
 
     async fn insist<F: Future<Output = Result<(), Status>>>(&self, what: &str, call: impl Fn() -> F) -> Result<()> {
-        let done = eventually(PATIENCE, async || Ok(call().await?)).await;
+        let done = eventually(patience(), async || Ok(call().await?)).await;
         done.with_context(|| format!("{what} of {} never succeeds", self.name))
     }
 }
 
-/// Kills the agent repeatedly; every fourth time while it is still starting.
-async fn reign_of_terror(stage: &mut Watched, mut dice: Dice) -> Result<()> {
-    for kill in 0..KILLS {
+/// Kills the agent repeatedly, and until more pods have lived than there were kills; every fourth time while it is
+/// still starting.
+async fn reign_of_terror(stage: &mut Watched, mut dice: Dice, lives: &AtomicU64) -> Result<()> {
+    let enough = Instant::now() + patience();
+    for kill in 0.. {
+        if kill >= kills() && (lives.load(Ordering::Relaxed) > kills() || Instant::now() > enough) {
+            break;
+        }
         tokio::time::sleep(Duration::from_millis(100 + dice.below(700))).await;
         stage.agent.kill9()?;
         stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
@@ -126,7 +131,7 @@ async fn reign_of_terror(stage: &mut Watched, mut dice: Dice) -> Result<()> {
             stage.agent.kill9()?;
             stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
         }
-        stage.agent.wait_ready(SETTLED)?;
+        stage.agent.wait_ready(patience())?;
     }
     Ok(())
 }
@@ -146,7 +151,7 @@ async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
         };
         workers.spawn(worker.run());
     }
-    let terror = reign_of_terror(stage, Dice(seed)).await;
+    let terror = reign_of_terror(stage, Dice(seed), &ledger.lives).await;
     stop.store(true, Ordering::Relaxed);
     while let Some(worker) = workers.join_next().await {
         worker.map_err(|e| anyhow!(e))??;
@@ -155,7 +160,7 @@ async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
     let duplicates = ledger.duplicates.lock().expect("no panic").clone();
     assert!(duplicates.is_empty(), "{duplicates:#?}");
     let lives = ledger.lives.load(Ordering::Relaxed);
-    assert!(lives > KILLS, "only {lives} pods lived: this was no storm");
+    assert!(lives > kills(), "only {lives} pods lived: this was no storm");
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     // Namespaces of unanswered create calls.
     for index in 0..WORKERS {
@@ -199,7 +204,7 @@ async fn storm(hook: &str, sandboxes: u32, seed: u64) -> Result<()> {
     assert!(stage.interfaces().await?.is_empty());
     stage.agent.terminate()?;
     assert!(stage.agent.cleanup()?.status.success());
-    let left = stage.pristine.differences_within(&stage.node, SETTLED)?;
+    let left = stage.pristine.differences_within(&stage.node, patience())?;
     assert!(left.is_empty(), "{left:#?}");
     Ok(())
 }
@@ -210,7 +215,9 @@ async fn kills_at_random_moments_of_a_storm_leak_nothing_on_tcx() -> Result<()> 
     storm("tcx", 0, 4_410).await
 }
 
+/// The gate has the storm on the other hook, and the steps of a pod's life with and without sandboxes made ahead.
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "long: the same storm on the other hook"]
 async fn kills_at_random_moments_of_a_storm_leak_nothing_on_clsact_with_sandboxes_made_ahead() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
     storm("clsact", 4, 2_024).await

@@ -1,10 +1,11 @@
 use std::{
+    io::Write as _,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Agent, Kubelet, agent::SOCKET, kubelet::Sandbox, long, require, wait};
+use kni_integration::{Agent, Kubelet, agent::SOCKET, kubelet::Sandbox, long, patience, require, wait};
 use kni_proto::kni::DeleteNetworkRequest;
 use tonic::Status;
 
@@ -12,7 +13,6 @@ use crate::watched::{Watched, warm};
 
 /// The calls of one pod's life take less than this.
 const LIFE: Duration = Duration::from_millis(6);
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Time between two kills: short enough for each step of the calls, or for some of them.
 fn step() -> Duration {
@@ -72,7 +72,7 @@ async fn delete_by_name(kubelet: &Kubelet) -> Result<()> {
 /// Starts another agent after one that was killed.
 async fn replace_agent(stage: &mut Watched) -> Result<()> {
     stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
-    stage.agent.wait_ready(PATIENCE)?;
+    stage.agent.wait_ready(patience())?;
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     Ok(())
 }
@@ -114,13 +114,29 @@ async fn an_agent_that_is_killed_at_any_step_of_a_pods_life_leaves_nothing() -> 
     Ok(())
 }
 
-/// How long after a change the file has it; the agent promises 20 ms. Much less than the 400 ms after which the agent
-/// writes it in any case, so that most lives detect a missing write.
-const IN_FILE: Duration = Duration::from_millis(60);
+/// How long after a change the agent writes it to the file. Some of these are much less than the 400 ms after which the
+/// agent writes it in any case, so that most lives detect a missing write.
+const IN_FILE: Duration = Duration::from_millis(20);
+/// As many writes of the test itself, each after that time, show how late the agent's may be on this machine now.
+const CONTROLS: usize = 3;
+
+/// Waits as long as the agent needs for its write.
+async fn written(stage: &Watched) -> Result<()> {
+    for _ in 0..CONTROLS {
+        tokio::time::sleep(IN_FILE).await;
+        stage.node.enter(|| {
+            let mut control = std::fs::File::create("/run/control")?;
+            control.write_all(b"as the agent does")?;
+            control.sync_all()
+        })??;
+    }
+    stage.node.enter(|| std::fs::remove_file("/run/control"))??;
+    Ok(())
+}
 
 /// Kills the agent, and starts one that finds the file alone, as releases without the copy do.
 async fn replace_by_file(stage: &mut Watched) -> Result<()> {
-    tokio::time::sleep(IN_FILE).await;
+    written(stage).await?;
     stage.agent.kill9()?;
     stage.node.run("rm", &["/sys/fs/bpf/kni/records"])?;
     replace_agent(stage).await
@@ -134,7 +150,7 @@ async fn the_file_alone_soon_has_what_clients_get_and_return() -> Result<()> {
         let before = stage.picture().await?;
         for life in 0..4 {
             let netns = stage.kubelet.create_network("steps", "pod").await?;
-            wait::until("the pool is full", PATIENCE, async || {
+            wait::until("the pool is full", patience(), async || {
                 Ok(stage.status().await?.warm_sandboxes == sandboxes)
             })
             .await?;

@@ -4,14 +4,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::atomic::{AtomicU16, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    AgentOptions, Manifest, Namespaces, Node, Pod, Stage, eventually,
+    AgentOptions, Manifest, Namespaces, Node, Pod, Stage, eventually, patience,
     stage::forwarding,
-    traffic::{Answer, NoAnswer, Servers, new_token, tcp_get_to, udp_ask_by},
+    traffic::{Answer, NoAnswer, Servers, new_token, syn_repeats, tcp_get_to, udp_ask_by},
 };
 use kni_proto::runtime::ListServicesRequest;
 use serde_json::{Value, json};
@@ -22,8 +22,6 @@ use super::objects::{BACK, FRONT, HERE, ZONE, networks, vip};
 pub(crate) const FAMILIES: [bool; 2] = [true, false];
 /// Timeout of an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
-/// Timeout of a refusal: far less than the time after which a client retransmits (1 s).
-const AT_ONCE: Duration = Duration::from_millis(500);
 /// Time to wait before no answer counts as silence.
 const SILENCE: Duration = Duration::from_millis(700);
 
@@ -88,7 +86,7 @@ impl Scene {
 
     /// Waits until the last change is applied.
     pub(crate) async fn wait_until_applied(&self) -> Result<()> {
-        eventually(Duration::from_secs(10), async || {
+        eventually(patience(), async || {
             let listed = self.list().await?;
             let canary = listed.iter().find(|port| port.service.starts_with("canary/"));
             let applied = canary.is_some_and(|port| port.port == u32::from(self.change));
@@ -191,16 +189,20 @@ pub(crate) fn assert_answering(from: &Namespaces, to: SocketAddr, who: &[&str]) 
 
 /// Checks that TCP is refused by RST and UDP by an ICMP error, before a client would retransmit.
 pub(crate) fn assert_refused(from: &Namespaces, to: SocketAddr) -> Result<()> {
+    let repeats = syn_repeats(from)?;
     for transport in Transport::BOTH {
-        let asked = Instant::now();
-        let answer = transport.ask(from, to);
-        let took = asked.elapsed();
+        let answer = transport.ask_within(from, to, patience());
         ensure!(
-            answer == Err(NoAnswer::Refused) && took < AT_ONCE,
-            "{transport:?} from {} to {to}: {answer:?} after {took:?}",
+            answer == Err(NoAnswer::Refused),
+            "{transport:?} from {} to {to}: {answer:?}",
             from.name()
         );
     }
+    ensure!(
+        syn_repeats(from)? == repeats,
+        "refused, but not the first SYN from {} to {to}",
+        from.name()
+    );
     Ok(())
 }
 

@@ -3,17 +3,16 @@
 use std::{
     collections::BTreeMap,
     ops::{Deref, DerefMut},
-    time::Duration,
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{AgentOptions, Kubelet, Manifest, Node, NodeSnapshot, Stage, agent::SOCKET, eventually};
+use kni_integration::{
+    AgentOptions, Kubelet, Manifest, Node, NodeSnapshot, Stage, agent::SOCKET, eventually, patience,
+};
 use kni_proto::{kni::DeleteNetworkRequest, runtime::ListMapsRequest};
 
 /// Maps whose rows depend on pods and networks.
 const MAPS: [&str; 4] = ["ENDPOINTS", "ADDRESSES", "ROUTES", "DROPS"];
-/// Timeout for background work to complete.
-const SETTLED: Duration = Duration::from_mins(1);
 
 /// The agent's options with another number of prewarmed sandboxes. With none, its effects on the node are fully
 /// predictable.
@@ -86,7 +85,7 @@ impl Watched {
 
     /// Waits until removals have completed, the pool is full and every interface has its links.
     pub(crate) async fn settled(&self) -> Result<()> {
-        eventually(SETTLED, async || {
+        eventually(patience(), async || {
             let status = self.status().await?;
             let pending = status.pending_removals + status.pending_links;
             let settled = pending == 0 && status.warm_sandboxes == self.warm_wanted();
@@ -112,9 +111,8 @@ impl Watched {
 
     /// Panics unless the state equals `before` after the background work has completed.
     pub(crate) async fn assert_as(&self, before: &Picture) -> Result<()> {
-        eventually(SETTLED, async || {
-            let differences = before.differences(&self.picture().await?, self.warm_wanted() == 0);
-            let differences = differences.join("\n");
+        eventually(patience(), async || {
+            let differences = self.differences(before).await?.join("\n");
             ensure!(
                 differences.is_empty(),
                 "something was left behind or taken away:\n{differences}"
@@ -122,6 +120,11 @@ impl Watched {
             Ok(())
         })
         .await
+    }
+
+    /// The differences of the state from `before`.
+    pub(crate) async fn differences(&self, before: &Picture) -> Result<Vec<String>> {
+        Ok(before.differences(&self.picture().await?, self.warm_wanted() == 0))
     }
 
     fn warm_wanted(&self) -> u32 {

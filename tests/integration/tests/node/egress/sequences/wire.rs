@@ -1,23 +1,23 @@
 //! Provides both ends of the sequences: sends marked packets of the pods and of the server, and records where they
 //! arrive.
 
-use std::{cell::RefCell, collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{cell::RefCell, collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Outside, Pod,
-    frames::{Ip, Link, PacketSocket, Payload, TcpFlags, checksum, crc32c},
+    frames::{Ip, Link, PacketSocket, Payload, TcpFlags},
     node::{NODE_V4, NODE_V6},
+    patience,
     stage::address,
 };
 
-use super::{Key, Transport};
+use super::{Key, Transport, packet::Packet};
 use crate::egress::world::World;
 
-/// Timeout for an expected packet.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Time to wait before no packet counts as silence; later packets are detected as well.
-const SILENCE: Duration = Duration::from_millis(15);
+/// The ports of a pod and of the server of the flow whose packets are fences: what was sent before one of them, and has
+/// not arrived before it, was dropped. No other flow needs the ports of the node towards this port of the server.
+const FENCE: [u16; 2] = [4100, 9100];
 /// The stacks have no sockets for these packets and must not send errors about them.
 const MUTE: &str = "add table inet mute\nadd chain inet mute in { type filter hook input priority -300; }\n\
                     add rule inet mute in meta l4proto { tcp, udp, sctp } drop\n\
@@ -143,7 +143,40 @@ impl Wire {
         (self.mark, [MARK, &self.mark.to_be_bytes()].concat())
     }
 
-    /// Sends a pod's packet and returns the packet that the server receives.
+    /// Sends a packet of the pod that always arrives. Returns its mark.
+    fn fence(&mut self, pod: usize, v4: bool) -> Result<u32> {
+        let (mark, text) = self.mark();
+        let payload = Self::fences(v4).payload(FENCE, false, TcpFlags::ACK, &text);
+        let inside = &self.inside[pod];
+        let packet = Ip::new(inside.address(v4), Outside::server_address(v4)).packet(&payload);
+        inside.socket.send(&inside.link.frame(&packet))?;
+        Ok(mark)
+    }
+
+    const fn fences(v4: bool) -> Way {
+        Way {
+            v4,
+            transport: Transport::Udp,
+            there: FENCE[1],
+        }
+    }
+
+    /// The server's next frame with a mark that `wanted` accepts; no forbidden packet may arrive before it.
+    fn at_server(&self, wanted: impl Fn(u32) -> bool) -> Result<Option<Vec<u8>>> {
+        let is_forbidden = |frame: &[u8]| {
+            // Errors of the node's own stack about unexpected packets quote it.
+            marks(frame).is_some_and(|mark| self.forbidden.contains(&mark)) && !is_error(frame)
+        };
+        let frame = self.outside.receive(patience(), |frame| {
+            marks(frame).is_some_and(&wanted) || is_forbidden(frame)
+        })?;
+        let refused = frame.as_deref().is_some_and(is_forbidden);
+        ensure!(!refused, "refused, and yet it left: {frame:02x?}");
+        Ok(frame)
+    }
+
+    /// Sends a pod's packet and returns the packet that the server receives. One that is not `expected` is followed by
+    /// a fence.
     pub(crate) fn send(&mut self, key: Key, flags: TcpFlags, expected: bool) -> Result<Outcome> {
         let (mark, text) = self.mark();
         let way = key.way;
@@ -152,8 +185,14 @@ impl Wire {
         let packet = Ip::new(from, Outside::server_address(way.v4)).packet(&payload);
         let pod = &self.inside[key.pod];
         pod.socket.send(&pod.link.frame(&packet))?;
-        let patience = if expected { PATIENCE } else { SILENCE };
-        let Some(frame) = self.outside.receive(patience, |frame| marks(frame) == Some(mark))? else {
+        let fence = if expected {
+            None
+        } else {
+            Some(self.fence(key.pod, way.v4)?)
+        };
+        let frame = self.at_server(|seen| seen == mark || Some(seen) == fence)?;
+        ensure!(frame.is_some() || expected, "the fence after {key:?} does not arrive");
+        let Some(frame) = frame.filter(|frame| marks(frame) == Some(mark)) else {
             self.forbidden.insert(mark);
             return Ok(Outcome::Silent);
         };
@@ -260,7 +299,7 @@ impl Wire {
     /// The expected frame at a pod; no other marked frame may arrive before it.
     fn arrives(&self, pod: usize, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
         let strays = RefCell::new(Vec::new());
-        let frame = self.inside[pod].socket.receive(PATIENCE, |frame| {
+        let frame = self.inside[pod].socket.receive(patience(), |frame| {
             let found = wanted(frame);
             if !found && marks(frame).is_some() {
                 strays.borrow_mut().push(frame.to_vec());
@@ -273,17 +312,19 @@ impl Wire {
     }
 
     /// Checks that no unexpected packet has arrived anywhere.
-    pub(crate) fn finish(&self) -> Result<()> {
-        for (pod, inside) in self.inside.iter().enumerate() {
-            let stray = inside.socket.receive(SILENCE, |frame| marks(frame).is_some())?;
-            ensure!(stray.is_none(), "pod {pod} got what is not its own: {stray:02x?}");
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        for pod in 0..self.pods() {
+            for v4 in [true, false] {
+                let fence = self.fence(pod, v4)?;
+                let frame = self.at_server(|mark| mark == fence)?;
+                let frame = frame.with_context(|| format!("the last fence of pod {pod} does not arrive"))?;
+                let packet = Packet::read(&frame[14..]).context("no IP packet")?;
+                let [port, _] = packet.ports(Transport::Udp);
+                let (mark, text) = self.mark();
+                self.reply(Self::fences(v4), port, TcpFlags::ACK, &text)?;
+                self.arrives(pod, |frame| marks(frame) == Some(mark))?;
+            }
         }
-        let late = self.outside.receive(SILENCE, |frame| {
-            let refused = marks(frame).filter(|mark| self.forbidden.contains(mark));
-            // Errors of the node's own stack about unexpected packets quote it.
-            refused.is_some() && !is_error(frame)
-        })?;
-        ensure!(late.is_none(), "refused, and yet it left: {late:02x?}");
         Ok(())
     }
 }
@@ -300,80 +341,4 @@ fn is_error(frame: &[u8]) -> bool {
         58 => packet.body[0] < 128,
         _ => false,
     })
-}
-
-/// An IP packet without options and extension headers.
-struct Packet<'a> {
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: u8,
-    header: &'a [u8],
-    body: &'a [u8],
-}
-
-impl<'a> Packet<'a> {
-    fn read(bytes: &'a [u8]) -> Option<Self> {
-        match bytes.first()? >> 4 {
-            4 => {
-                let (header, body) = bytes.split_at_checked(20)?;
-                let address = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(header.get(at..at + 4)?).ok()?));
-                let length = usize::from(u16::from_be_bytes([header[2], header[3]])).checked_sub(20)?;
-                Some(Self {
-                    source: address(12)?,
-                    destination: address(16)?,
-                    protocol: header[9],
-                    header,
-                    body: body.get(..length)?,
-                })
-            }
-            6 => {
-                let (header, body) = bytes.split_at_checked(40)?;
-                let address = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(header.get(at..at + 16)?).ok()?));
-                let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
-                Some(Self {
-                    source: address(8)?,
-                    destination: address(24)?,
-                    protocol: header[6],
-                    header,
-                    body: body.get(..length)?,
-                })
-            }
-            _ => None,
-        }
-    }
-
-    /// Both ports; twice the identifier of an echo.
-    fn ports(&self, transport: Transport) -> [u16; 2] {
-        let at = |offset: usize| u16::from_be_bytes([self.body[offset], self.body[offset + 1]]);
-        match transport {
-            Transport::Echo => [at(4); 2],
-            Transport::Tcp | Transport::Udp | Transport::Sctp => [at(0), at(2)],
-        }
-    }
-
-    fn check_header(&self) -> Result<()> {
-        let right = self.source.is_ipv6() || checksum(&[self.header]) == 0;
-        ensure!(right, "the header's checksum is wrong");
-        Ok(())
-    }
-
-    /// Checks that all checksums are correct.
-    fn check(&self) -> Result<()> {
-        self.check_header()?;
-        if self.protocol == 132 {
-            let sum = u32::from_le_bytes(self.body[8..12].try_into()?);
-            let mut body = self.body.to_vec();
-            body[8..12].fill(0);
-            ensure!(crc32c(&body) == sum, "the SCTP checksum is wrong");
-            return Ok(());
-        }
-        let pseudo = Ip::new(self.source, self.destination).pseudo_header(self.protocol, self.body.len());
-        let covered: &[u8] = if self.protocol == 1 { &[] } else { &pseudo };
-        ensure!(
-            checksum(&[covered, self.body]) == 0,
-            "the checksum of protocol {} is wrong",
-            self.protocol
-        );
-        Ok(())
-    }
 }
