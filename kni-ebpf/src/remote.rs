@@ -293,7 +293,7 @@ pub fn to_next_hop(ctx: &TcContext, row: &NodeRow) -> i32 {
     )]
     const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
     // For `to_uplink`, which keeps pods' addresses inside.
-    skb::set_mark(ctx, config::judged_mark());
+    skb::set_mark(ctx, config::evaluated_mark());
     let mut next = match ipv4(row) {
         Some(address) => NextHop {
             family: AF_INET,

@@ -32,7 +32,7 @@ use schedule::VersionTimes;
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
-/// Maximum number of refused policies, and of namespaces beyond their quota, that are listed.
+/// Maximum number of refused policies, and of namespaces over their quota, that are listed.
 const MOST_REFUSED: usize = 64;
 
 /// The egress policies and their generations.

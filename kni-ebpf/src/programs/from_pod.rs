@@ -31,7 +31,7 @@ use crate::{
     config,
     decision::{Decision, attempt},
     egress, endpoint, explanation, flow, fragment, masquerade,
-    neighbour::{self, Answer, mac_words},
+    neighbour::{self, Reply, mac_words},
     packet::{self, Class, Packet},
     skb::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, EthHeader},
     translate,
@@ -287,10 +287,10 @@ fn ipv6(ctx: &TcContext, row: &EndpointRow, packet: &mut Packet) -> Decision {
 }
 
 #[inline(always)]
-fn neighbour_decision(answer: Answer) -> Decision {
-    match answer {
-        Answer::Ready => Decision::ANSWER,
-        Answer::None => Decision::ABSORB,
+fn neighbour_decision(reply: Reply) -> Decision {
+    match reply {
+        Reply::Ready => Decision::REPLY,
+        Reply::None => Decision::ABSORB,
     }
 }
 

@@ -74,7 +74,7 @@ pub fn set_tunnel_key(ctx: &TcContext, number: u32, row: &NodeRow) -> bool {
     };
     #[expect(clippy::cast_possible_truncation, reason = "44")]
     let size = size_of::<FullTunnelKey>() as u32;
-    skb::set_mark(ctx, config::judged_mark());
+    skb::set_mark(ctx, config::evaluated_mark());
     // SAFETY: the context pointer that the kernel hands to the program, and one of the helper's structures with its
     // size.
     unsafe { bpf_skb_set_tunnel_key(ctx.skb.skb, (&raw mut key).cast(), size, u64::from(flags)) == 0 }

@@ -31,7 +31,7 @@ pub(super) fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i
             skb::clear_priority(ctx);
             pass(place.endpoint)
         }
-        Decision::ANSWER => send_back(ctx),
+        Decision::REPLY => send_back(ctx),
         Decision::UPLINK => {
             skb::clear_priority(ctx);
             redirect_to_uplink()
@@ -54,7 +54,7 @@ pub(super) fn refuse(ctx: &TcContext, packet: &Packet, event: &mut FlowEvent, re
         || reason == Verdict::NoBackend as u16
         || reason == Verdict::TooBig as u16
         || reason == Verdict::TimeExceeded as u16;
-    if has_answer && reject::answer_refusal(ctx.skb.skb, packet, u32::from(reason)) != 0 {
+    if has_answer && reject::reply_refusal(ctx.skb.skb, packet, u32::from(reason)) != 0 {
         return redirect_peer(skb::ifindex(ctx));
     }
     action

@@ -379,7 +379,7 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
         return Decision::drop(Verdict::IcmpUnrelated);
     }
     attempt!(related::translate(ctx, packet, work, found));
-    // An answer to a packet for a port of the node leaves as such packets do.
+    // A reply to a packet for a port of the node leaves as such packets do.
     if decision == Decision::UPLINK && !found.is_reply(second) {
         return shares::way(work.event.endpoint, packet.v4, &words(found.source));
     }
