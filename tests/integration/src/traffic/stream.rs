@@ -46,22 +46,22 @@ pub(super) fn keep_bursts(socket: &UdpSocket) -> std::io::Result<()> {
 /// Numbered requests to a [`Servers`](super::Servers) in a closed loop, at most one per millisecond, until stopped.
 #[derive(Debug)]
 pub struct Stream {
-    told: Arc<Told>,
+    notices: Arc<Notices>,
     thread: Option<JoinHandle<StreamReport>>,
 }
 
-/// What a stream and its thread tell each other.
+/// What a stream and its thread report to each other.
 #[derive(Debug, Default)]
-struct Told {
+struct Notices {
     /// No more requests.
     stop: AtomicBool,
-    /// Nobody wants the report.
+    /// The report is not needed.
     abandon: AtomicBool,
     asked: AtomicU64,
     answered: AtomicU64,
 }
 
-impl Told {
+impl Notices {
     fn running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
@@ -110,13 +110,13 @@ impl Stream {
     /// One datagram per request.
     pub fn udp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
         let socket = connected(from, to)?;
-        Ok(Self::run(move |told| Asked::new(told).udp(&socket, WINDOW)))
+        Ok(Self::run(move |notices| Asked::new(notices).udp(&socket, WINDOW)))
     }
 
     /// One datagram per millisecond to an address that must not answer: it waits for nothing, and has no report.
     pub fn unanswered(from: &Namespaces, to: SocketAddr) -> Result<Self> {
         let socket = connected(from, to)?;
-        Ok(Self::run(move |told| Asked::new(told).udp(&socket, u64::MAX)))
+        Ok(Self::run(move |notices| Asked::new(notices).udp(&socket, u64::MAX)))
     }
 
     /// One connection for all requests, each of which waits for the previous answer.
@@ -127,29 +127,29 @@ impl Stream {
         // A connection without an answer for ten seconds, scaled by the machine, counts as broken: TCP itself would
         // hide an interruption of minutes.
         stream.set_read_timeout(Some(patience() / 6))?;
-        Ok(Self::run(move |told| Asked::new(told).tcp(stream)))
+        Ok(Self::run(move |notices| Asked::new(notices).tcp(stream)))
     }
 
-    fn run(ask: impl FnOnce(&Told) -> StreamReport + Send + 'static) -> Self {
-        let told = Arc::new(Told::default());
-        let of_thread = Arc::clone(&told);
+    fn run(ask: impl FnOnce(&Notices) -> StreamReport + Send + 'static) -> Self {
+        let notices = Arc::new(Notices::default());
+        let of_thread = Arc::clone(&notices);
         Self {
-            told,
+            notices,
             thread: Some(thread::spawn(move || ask(&of_thread))),
         }
     }
 
     /// How many requests have been made so far.
     pub fn asked(&self) -> u64 {
-        self.told.asked.load(Ordering::Relaxed)
+        self.notices.asked.load(Ordering::Relaxed)
     }
 
     /// How many requests have been answered so far.
     pub fn answered(&self) -> u64 {
-        self.told.answered.load(Ordering::Relaxed)
+        self.notices.answered.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many more answers, or until the stream is broken, as its report tells then.
+    /// Waits for so many more answers, or until the stream is broken, as its report shows then.
     pub fn wait_for_answers(&self, more: u64) -> Result<()> {
         let enough = self.answered() + more;
         eventually_sync(patience(), || {
@@ -163,7 +163,7 @@ impl Stream {
     /// Stops the stream, waits until its last request is answered, and returns the report: what has no answer then is
     /// lost.
     pub fn stop(mut self) -> StreamReport {
-        self.told.stop.store(true, Ordering::Relaxed);
+        self.notices.stop.store(true, Ordering::Relaxed);
         self.thread
             .take()
             .expect("taken here only")
@@ -174,8 +174,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.told.abandon.store(true, Ordering::Relaxed);
-        self.told.stop.store(true, Ordering::Relaxed);
+        self.notices.abandon.store(true, Ordering::Relaxed);
+        self.notices.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
@@ -192,7 +192,7 @@ fn connected(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
 }
 
 struct Asked<'a> {
-    told: &'a Told,
+    notices: &'a Notices,
     report: StreamReport,
     open: BTreeSet<u64>,
     /// The end marks that were answered.
@@ -202,9 +202,9 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn new(told: &'a Told) -> Self {
+    fn new(notices: &'a Notices) -> Self {
         Self {
-            told,
+            notices,
             report: StreamReport::default(),
             open: BTreeSet::new(),
             marks: 0,
@@ -216,7 +216,7 @@ impl<'a> Asked<'a> {
     fn next(&mut self) -> String {
         let number = self.report.sent;
         self.report.sent += 1;
-        self.told.asked.store(self.report.sent, Ordering::Relaxed);
+        self.notices.asked.store(self.report.sent, Ordering::Relaxed);
         self.open.insert(number);
         number.to_string()
     }
@@ -231,7 +231,7 @@ impl<'a> Asked<'a> {
             .is_ok_and(|number: u64| self.open.remove(&number))
         {
             self.report.answered += 1;
-            self.told.answered.store(self.report.answered, Ordering::Relaxed);
+            self.notices.answered.store(self.report.answered, Ordering::Relaxed);
             self.silence();
             self.last = Instant::now();
         } else {
@@ -253,7 +253,7 @@ impl<'a> Asked<'a> {
 
     fn udp(mut self, socket: &UdpSocket, window: u64) -> StreamReport {
         let mut asked = None::<Instant>;
-        while self.told.running() {
+        while self.notices.running() {
             let pause = if self.is_stalled(window) { STALLED } else { INTERVAL };
             if asked.is_none_or(|asked| asked.elapsed() >= pause) {
                 asked = Some(Instant::now());
@@ -272,7 +272,7 @@ impl<'a> Asked<'a> {
     fn end(&mut self, socket: &UdpSocket) {
         let deadline = Instant::now() + patience();
         let mut asked = None::<Instant>;
-        while self.told.wanted() && !self.open.is_empty() && self.marks < MARKS {
+        while self.notices.wanted() && !self.open.is_empty() && self.marks < MARKS {
             if Instant::now() >= deadline {
                 self.report.broken = Some(format!("{} of {MARKS} end marks were answered", self.marks));
                 return;
@@ -303,7 +303,7 @@ impl<'a> Asked<'a> {
             Ok(reader) => BufReader::new(reader),
             Err(e) => return self.broken(&e),
         };
-        while self.told.running() {
+        while self.notices.running() {
             let question = self.next();
             let mut line = String::new();
             let asked = stream.write_all(format!("{question}\n").as_bytes());

@@ -53,7 +53,14 @@ impl Beside {
                 None => longest_prefix(self.tables(), number_of(question.network), other),
             };
             let protocol = iana(question.protocol, own.is_ipv4());
-            Some(evaluate(self.tables(), set, direction, identity, protocol, question.port))
+            Some(evaluate(
+                self.tables(),
+                set,
+                direction,
+                identity,
+                protocol,
+                question.port,
+            ))
         };
         [
             one(question.from, question.to, PolicyDirection::Egress),

@@ -12,8 +12,8 @@ use super::{PORT, scene::Scene};
 
 /// More than the share of a pod at the usual sizes, which is 16 384 flows.
 const LOOKUPS: u32 = 20_000;
-/// Without an answer for this time, the counter of refused packets tells whether one will come.
-const DOUBT: Duration = Duration::from_millis(200);
+/// Without an answer for this time, the counter of refused packets shows whether one will come.
+const UNCONFIRMED: Duration = Duration::from_millis(200);
 /// Lookups without an answer, after which the rest would have none.
 const ENOUGH: u32 = 20;
 
@@ -48,7 +48,7 @@ fn look_up_from(mut number: u32, to: SocketAddr) -> Result<(u32, Option<Lookup>)
     while number < LOOKUPS {
         number += 1;
         let lookup = Lookup::ask(number, to)?;
-        if !lookup.is_answered(DOUBT)? {
+        if !lookup.is_answered(UNCONFIRMED)? {
             return Ok((number, Some(lookup)));
         }
     }
