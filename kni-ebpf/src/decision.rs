@@ -58,7 +58,8 @@ impl Decision {
         if self.0 >= REMOTE { Some(self.0 & !KIND) } else { None }
     }
 
-    /// Out of the cluster by another node, by its number, which is responsible for the packet's source after translation.
+    /// Out of the cluster by another node, by its number, which is responsible for the packet's source after
+    /// translation.
     #[inline(always)]
     pub const fn owner(number: u32) -> Self {
         Self(OWNER | (number & !KIND))

@@ -1,8 +1,8 @@
 //! Forwards packets that leave by another node than the pod's, which is responsible for their egress address.
 //!
 //! A pod's own node translates its packets, and has their flows. It sends them through the tunnel, in a virtual network
-//! of their own ([`EGRESS_NUMBER`]), to the node that is responsible for the address, which forwards them without a flow: a
-//! reply's port names the node that it is for.
+//! of their own ([`EGRESS_NUMBER`]), to the node that is responsible for the address, which forwards them without a
+//! flow: a reply's port names the node that it is for.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{

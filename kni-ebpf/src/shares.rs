@@ -1,4 +1,5 @@
-//! Finds the nodes that share an egress address: the one that is responsible for it, and those whose pods leave with it.
+//! Finds the nodes that share an egress address: the one that is responsible for it, and those whose pods leave with
+//! it.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use kni_common::{

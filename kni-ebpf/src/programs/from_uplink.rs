@@ -7,8 +7,8 @@
 //!   `IDENTITIES`, `CONFIG`; reads and writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`;
 //!   counts.
 //! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, ICMP error about a flow to another
-//!   node, pod of another node, other ICMP error, node port, egress address that this node is responsible for with other
-//!   nodes.
+//!   node, pod of another node, other ICMP error, node port, egress address that this node is responsible for with
+//!   other nodes.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
@@ -74,7 +74,8 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Delivers a packet that the node which is responsible for its destination, an egress address, has sent through the tunnel.
+/// Delivers a packet that the node which is responsible for its destination, an egress address, has sent through the
+/// tunnel.
 #[inline(always)]
 pub(super) fn deliver_returned(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     let mut decision = established(ctx, packet);
