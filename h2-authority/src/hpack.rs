@@ -29,7 +29,7 @@ const STATIC_NAME_LENGTHS: [u8; STATIC_LEN] = [
 
 /// The initial `SETTINGS_HEADER_TABLE_SIZE`, which h2 servers keep.
 const TABLE_SIZE: usize = 4096;
-/// The size of a table entry beyond its name and value (section 4.1).
+/// The size of a table entry without its name and value (section 4.1).
 const ENTRY_OVERHEAD: usize = 32;
 
 /// Why a header block cannot be passed on.

@@ -4,6 +4,7 @@
 mod clean_up;
 mod cluster;
 mod faults;
+mod manifests;
 mod metrics_page;
 mod names;
 mod record_copy;
@@ -29,11 +30,7 @@ use kni_flows::{Flows, RemotePods};
 use kni_grpc::{self as grpc, Health, Services, Sockets, UnknownKeys};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
-use kni_model::{
-    joining,
-    service::Service,
-    view::{DesiredNetworks, RefusedManifest},
-};
+use kni_model::view::DesiredNetworks;
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions, PoolSize};
 use kni_store::{Contents, Store};
@@ -51,9 +48,7 @@ use crate::{
     cli::{MetricsAddress, PathArgs, ServeArgs},
     footprint::Footprint,
 };
-
-/// Changes of the manifests are collected for this long, so that a folder that is being written is read once.
-const MANIFEST_DEBOUNCE: Duration = Duration::from_millis(100);
+use manifests::{MANIFEST_DEBOUNCE, desired_networks, follow_manifests, set_objects};
 
 /// How often readiness is compared with the health service.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(200);
@@ -279,54 +274,6 @@ async fn object_source(args: &ServeArgs, tasks: &Tasks) -> Result<ObjectSource> 
     cluster::watches(args, tasks).await.map(ObjectSource::Cluster)
 }
 
-async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>) {
-    while kni_tasks::waiting(desired.changed()).await.is_ok() {
-        let set = desired.borrow_and_update().clone();
-        let sync = Arc::clone(&node.sync);
-        let objects = set.clone();
-        let uplink = Arc::clone(&node.uplink);
-        let done = tokio::task::spawn_blocking(move || {
-            set_objects(&sync, &objects);
-            // Waits for a change of the uplink that is being carried out.
-            uplink.set_rights(objects.egress, BTreeSet::new())
-        })
-        .await;
-        if let Err(error) = done {
-            tracing::error!(%error, "cannot process the changed policies and services");
-        }
-        node.attacher.set_namespaces(set.namespaces.clone());
-        if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
-            tracing::error!(%error, "cannot apply the changed networks");
-        }
-    }
-}
-
-fn set_objects(sync: &Enforcer, set: &ManifestSet) {
-    sync.set_objects(
-        set.policies.iter().map(|(policy, _)| policy.clone()).collect(),
-        set.namespaces.clone(),
-        admitted_services(set),
-        set.slices.iter().map(|(slice, _)| slice.clone()).collect(),
-    );
-}
-
-/// The Services that the networks admit. Those of networks that are not there stay: there is nothing to put them into.
-fn admitted_services(set: &ManifestSet) -> Vec<Service> {
-    let networks = || set.networks.iter().map(|(spec, _)| spec);
-    let admitted = |service: &Service| {
-        let namespace = &service.reference.namespace;
-        let labels = set.namespaces.get(namespace).cloned();
-        let labels = labels.unwrap_or_else(|| joining::unknown_namespace(namespace));
-        let refusal = joining::admits_service(networks(), service, &labels).err();
-        if let Some(refusal) = &refusal {
-            tracing::warn!(service = %service.reference, %refusal, "the Service is not applied");
-        }
-        refusal.is_none()
-    };
-    let services = set.services.iter().map(|(service, _)| service);
-    services.filter(|service| admitted(service)).cloned().collect()
-}
-
 /// Applies networks first, then the objects that refer to them. Failed policies and services are retried in the
 /// background; failed networks do not delay the others.
 async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
@@ -421,32 +368,5 @@ async fn follow_health(inspector: Inspector, health: Health) {
             Ok(ready) => health.set_ready(ready).await,
             Err(ended) => tracing::error!(%ended, "the readiness of the node cannot be read"),
         }
-    }
-}
-
-fn desired_networks(set: &ManifestSet) -> DesiredNetworks {
-    let networks = set
-        .networks
-        .iter()
-        .map(|(spec, origin)| (spec.clone(), origin.to_string()))
-        .collect();
-    let refused = set
-        .refused
-        .iter()
-        .map(|refusal| {
-            tracing::warn!(%refusal, "manifest refused");
-            RefusedManifest {
-                file: refusal.file.display().to_string(),
-                line: refusal.line.unwrap_or(0),
-                field: refusal.field.clone().unwrap_or_default(),
-                reason: refusal.reason.clone(),
-            }
-        })
-        .collect();
-    DesiredNetworks {
-        networks,
-        refused,
-        retained: BTreeSet::new(),
-        number_problems: BTreeMap::new(),
     }
 }

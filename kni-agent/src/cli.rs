@@ -1,12 +1,15 @@
 //! The command line of kni-agent, with the reasons for the defaults.
 //! Layer: root.
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
+mod values;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::{ops::RangeInclusive, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
 use ipnet::IpNet;
 use kni_common::layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES};
-use kni_dataplane::{HookChoice, XdpChoice};
+pub use values::{FamilyArg, HookArg, MetricsAddress, Seconds, XdpArg};
+use values::{file_name, port_range};
 
 /// The network runtime of a Kubernetes node: serves KNI, owns pod interfaces, drives the eBPF dataplane.
 #[derive(Debug, Parser)]
@@ -319,39 +322,6 @@ pub struct FabricArgs {
     pub overlay_port: u16,
 }
 
-/// A family of addresses on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum FamilyArg {
-    /// IPv4.
-    Ipv4,
-    /// IPv6.
-    Ipv6,
-}
-
-/// [`XdpChoice`] on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum XdpArg {
-    /// Native if the driver supports it, else generic.
-    Auto,
-    /// Native, or an error.
-    Native,
-    /// Generic: in front of the network stack.
-    Generic,
-    /// No XDP program.
-    Off,
-}
-
-impl From<XdpArg> for XdpChoice {
-    fn from(arg: XdpArg) -> Self {
-        match arg {
-            XdpArg::Auto => Self::Auto,
-            XdpArg::Native => Self::Native,
-            XdpArg::Generic => Self::Generic,
-            XdpArg::Off => Self::Off,
-        }
-    }
-}
-
 /// Number, lifetimes and events of flows.
 #[derive(Debug, Clone, Args)]
 pub struct FlowArgs {
@@ -378,81 +348,10 @@ pub struct FlowArgs {
     pub udp_timeout: Seconds,
 }
 
-/// A duration between one second and thirty days.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seconds(pub Duration);
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let seconds: u64 = text.parse().map_err(|_not_one| "not a number of seconds".to_owned())?;
-        if (1..=30 * 24 * 3600).contains(&seconds) {
-            Ok(Self(Duration::from_secs(seconds)))
-        } else {
-            Err("not between 1 and 2592000".to_owned())
-        }
-    }
-}
-
-/// Address of the metrics page; `None`: the page is not served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MetricsAddress(pub Option<SocketAddr>);
-
-impl FromStr for MetricsAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "none" {
-            return Ok(Self(None));
-        }
-        let address = text
-            .parse()
-            .map_err(|_not_one| "neither ADDRESS:PORT nor \"none\"".to_owned())?;
-        Ok(Self(Some(address)))
-    }
-}
-
-/// A file name without a directory, with the extension of a list of plugins.
-fn file_name(text: &str) -> Result<String, String> {
-    if text.contains('/') || text.starts_with('.') || !text.ends_with(".conflist") {
-        return Err("not the name of a .conflist file".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
-fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
-    let (first, last) = text.split_once('-').ok_or("not FIRST-LAST")?;
-    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port != 0);
-    match (port(first), port(last)) {
-        (Some(first), Some(last)) if first <= last => Ok(first..=last),
-        _ => Err("not two ports, the smaller one first".to_owned()),
-    }
-}
-
-/// [`HookChoice`] on the command line.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum HookArg {
-    /// TCX since Linux 6.6, clsact before.
-    Auto,
-    /// TCX, or an error.
-    Tcx,
-    /// clsact.
-    Clsact,
-}
-
-impl From<HookArg> for HookChoice {
-    fn from(arg: HookArg) -> Self {
-        match arg {
-            HookArg::Auto => Self::Auto,
-            HookArg::Tcx => Self::Tcx,
-            HookArg::Clsact => Self::Clsact,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn parse(arguments: &[&str]) -> Result<ServeArgs, String> {

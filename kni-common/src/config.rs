@@ -35,7 +35,7 @@ map_types! {
         /// Mark of a packet that has passed policy and is on its way through the host end of an endpoint with
         /// [`crate::endpoint::FLAG_SHAPED`]: random, the same until the next boot, 0 for none. No pod can set it, since
         /// a mark does not leave its network namespace, and nothing else on the node knows it.
-        pub judged_mark: u32,
+        pub evaluated_mark: u32,
     }
 
     /// Flows of one class that count for an endpoint.

@@ -60,7 +60,7 @@ pub const COUNTERS_PER_ENDPOINT: u32 = 2 * FORWARD_VERDICTS;
 /// A window is 2^6 jiffies: 256 ms at HZ=250, 64 ms at HZ=1000.
 pub const EVENT_WINDOW_SHIFT: u32 = 6;
 
-/// Drop events per endpoint, CPU and window; the counters stay exact beyond it.
+/// Drop events per endpoint, CPU and window; the counters stay exact over it.
 pub const EVENTS_PER_WINDOW: u32 = 16;
 
 /// Row of `COUNTERS` for a forwarding verdict.

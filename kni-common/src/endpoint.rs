@@ -54,7 +54,7 @@ map_types! {
 }
 
 /// Whether a generation is older than another one. Generations wrap after 2^32 steps: as with serial numbers (RFC
-/// 1982), the answer is right while the two are less than 2^31 steps apart. The agent moves incarnations forward before
+/// 1982), the result is right while the two are less than 2^31 steps apart. The agent moves incarnations forward before
 /// they are that old.
 #[inline(always)]
 #[must_use]
@@ -80,7 +80,7 @@ pub const FLAG_HANDOVER: u32 = 16;
 pub const FLAG_XDP: u32 = 8;
 
 /// A CNI plugin created the interface, and its datapath forwards the packets: the programs enforce policy and let
-/// packets continue; they neither answer for a gateway nor redirect. The row of `INTERFACES` maps the interface to the
+/// packets continue; they neither reply for a gateway nor redirect. The row of `INTERFACES` maps the interface to the
 /// endpoint.
 pub const FLAG_PLUGIN: u32 = 32;
 

@@ -135,7 +135,7 @@ pub const FRAGMENT_SECONDS: u32 = 30;
 pub const END_LOCAL: u8 = 1;
 /// Whatever the node's stack leads to: the node itself, hosts, pods of other nodes.
 pub const END_STACK: u8 = 2;
-/// A host beyond the uplink, which knows the pod by an address of the node.
+/// An external host behind the uplink, which knows the pod by an address of the node.
 pub const END_OUTSIDE: u8 = 3;
 /// A pod of another node, through a tunnel.
 pub const END_REMOTE: u8 = 4;
@@ -150,7 +150,7 @@ pub const FLOW_REPLIED: u16 = 1 << 1;
 /// protocols: with the first reply.
 pub const FLOW_CONFIRMED: u16 = 1 << 2;
 /// UDP: the opener has sent a packet after the reply in a later window of 2^[`WINDOW_SHIFT`] jiffies than the packet
-/// before; a second time makes the flow a stream. One question and its answer never do.
+/// before; a second time makes the flow a stream. One request and its reply never do.
 pub const FLOW_AGED: u16 = 1 << 3;
 /// TCP: the first end sent its FIN.
 pub const FLOW_FIN_FIRST: u16 = 1 << 4;

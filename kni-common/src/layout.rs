@@ -80,7 +80,7 @@ pub const MAX_NODES: u32 = 8192;
 /// Rows of `NUMBERS` and of `NETWORKS`: networks of a node that have a number.
 pub const MAX_NETWORKS: u32 = 16_384;
 
-/// Rows of `EGRESS_SHARES`: on a node that answers for an address, one for each node that shares it.
+/// Rows of `EGRESS_SHARES`: on a node that is responsible for an address, one for each node that shares it.
 pub const MAX_SHARES: u32 = 16_384;
 
 /// Rows of `ROUTES`: in each network with pods here, one for each block of another node.

@@ -120,10 +120,10 @@ pub const SHARE_PREFIX: u32 = 128 + 32;
 /// The row of unit 0: packets of this node's pods leave with the address from the row's ports, by the row's node.
 pub const SHARE_LEAVE: u32 = 1;
 
-/// The unit is this node's, and the row's node answers for the address: it sends the replies here.
+/// The unit is this node's, and the row's node is responsible for the address: it sends the replies here.
 pub const SHARE_OWN: u32 = 2;
 
-/// This node answers for the address, and the unit is that of the row's node, for whose pods it forwards.
+/// This node is responsible for the address, and the unit is that of the row's node, for whose pods it forwards.
 pub const SHARE_OTHER: u32 = 3;
 
 /// Ports of a unit, and identifiers of ICMP echoes.

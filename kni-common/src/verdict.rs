@@ -94,7 +94,7 @@ verdicts! {
 
     /// Sent out of the node with one of the node's addresses as source.
     Masqueraded = 5, "left", "sent out of the node with an address of the node as its source";
-    /// Sent through the tunnel to the node that has the destination, or answers for the pod's egress address.
+    /// Sent through the tunnel to the node that has the destination, or is responsible for the pod's egress address.
     Tunnelled = 6, "tunnelled", "sent through the tunnel to the node of the destination pod or of the egress address";
     /// Sent through the nodes' network to the node that has the destination.
     Routed = 7, "routed", "sent through the network of the nodes to the node of the destination pod";
@@ -195,7 +195,7 @@ verdicts! {
     OwnerUnknown = 78, "owner_unknown", "came from another node, and no node is known to have the source address";
     /// Sent to the port of the nodes' tunnels, but not by the tunnel.
     OverlayPort = 79, "overlay_port", "only the nodes may send to the port of the tunnel between them";
-    /// From the node that answers for an egress address, to a port that no pod of this node has a flow from.
+    /// From the node that is responsible for an egress address, to a port that no pod of this node has a flow from.
     NoFlow = 80, "no_flow", "came for an egress address, and no pod on this node has such a flow";
 }
 

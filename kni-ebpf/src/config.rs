@@ -21,14 +21,14 @@ pub fn is_dry_run() -> bool {
 
 /// The mark of a packet that has passed policy, 0 for none.
 #[inline(always)]
-pub fn judged_mark() -> u32 {
-    get().map_or(0, |config| config.judged_mark)
+pub fn evaluated_mark() -> u32 {
+    get().map_or(0, |config| config.evaluated_mark)
 }
 
 /// Whether the mark shows that the packet has passed policy.
 #[inline(always)]
-pub fn is_judged(mark: u32) -> bool {
-    mark != 0 && mark == judged_mark()
+pub fn is_evaluated(mark: u32) -> bool {
+    mark != 0 && mark == evaluated_mark()
 }
 
 /// The configuration. The agent writes it before it publishes any endpoint.

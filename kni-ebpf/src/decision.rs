@@ -24,7 +24,7 @@ impl Decision {
     /// To the node's stack.
     pub const STACK: Self = Self(0x2000_0000);
     /// Back to the pod, rewritten into a reply.
-    pub const ANSWER: Self = Self(0x3000_0000);
+    pub const REPLY: Self = Self(0x3000_0000);
     /// The flow was re-evaluated: treat the packet as one of a current flow.
     pub const RENEWED: Self = Self(0x4000_0000);
     /// From the stack to the pod.
@@ -58,7 +58,8 @@ impl Decision {
         if self.0 >= REMOTE { Some(self.0 & !KIND) } else { None }
     }
 
-    /// Out of the cluster by another node, by its number, which answers for the packet's source after translation.
+    /// Out of the cluster by another node, by its number, which is responsible for the packet's source after
+    /// translation.
     #[inline(always)]
     pub const fn owner(number: u32) -> Self {
         Self(OWNER | (number & !KIND))
@@ -136,7 +137,7 @@ impl Decision {
         }
         match self {
             Self::STACK => Verdict::PassedToStack,
-            Self::ANSWER => Verdict::Answered,
+            Self::REPLY => Verdict::Answered,
             Self::DELIVER => Verdict::Delivered,
             Self::UPLINK => Verdict::Masqueraded,
             _ if self.answering().is_some() => Verdict::Tunnelled,

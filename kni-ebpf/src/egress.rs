@@ -1,8 +1,8 @@
-//! Forwards packets that leave by another node than the pod's, which answers for their egress address.
+//! Forwards packets that leave by another node than the pod's, which is responsible for their egress address.
 //!
 //! A pod's own node translates its packets, and has their flows. It sends them through the tunnel, in a virtual network
-//! of their own ([`EGRESS_NUMBER`]), to the node that answers for the address, which forwards them without a flow: a
-//! reply's port names the node that it is for.
+//! of their own ([`EGRESS_NUMBER`]), to the node that is responsible for the address, which forwards them without a
+//! flow: a reply's port names the node that it is for.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
@@ -42,7 +42,7 @@ pub fn leave(ctx: &TcContext, packet: &Packet, endpoint: u32, source: &[u32; 4])
     }
 }
 
-/// Sends the packet through the tunnel to the node that answers for an egress address, or has one of its units.
+/// Sends the packet through the tunnel to the node that is responsible for an egress address, or has one of its units.
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
@@ -174,7 +174,7 @@ pub fn forward(ctx: &TcContext) -> i32 {
         return DROP;
     };
     skb::clear_priority(ctx);
-    skb::set_mark(ctx, config::judged_mark());
+    skb::set_mark(ctx, config::evaluated_mark());
     // SAFETY: a helper with plain arguments.
     unsafe { bpf_redirect_neigh(config.uplink, core::ptr::null_mut(), 0, 0) as i32 }
 }

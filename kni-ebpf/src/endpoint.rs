@@ -81,7 +81,7 @@ pub fn is_shaped(row: &EndpointRow) -> bool {
 /// Sends a packet that passed policy and has the pod's MAC addresses out of the host end; `to_pod` lets it through.
 #[inline(never)]
 pub fn redirect_through_host_end(ctx: &TcContext, ifindex: u32) -> i32 {
-    skb::set_mark(ctx, config::judged_mark());
+    skb::set_mark(ctx, config::evaluated_mark());
     #[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
     // SAFETY: a helper with plain arguments.
     unsafe {

@@ -276,7 +276,7 @@ pub fn remove(network: u32, packet: &Packet) -> i32 {
     0
 }
 
-/// Whether one end is beyond the uplink.
+/// Whether one end is an external host behind the uplink.
 #[inline(always)]
 const fn is_across_uplink(row: &FlowValue) -> bool {
     row.first_kind == END_OUTSIDE || row.second_kind == END_OUTSIDE

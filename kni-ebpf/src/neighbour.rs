@@ -1,4 +1,4 @@
-//! Answers ARP requests and neighbour solicitations for the gateway in place.
+//! Replies to ARP requests and neighbour solicitations for the gateway in place.
 //!
 //! Pods have a permanent neighbour entry for the gateway and send no request; this serves workloads with a network
 //! stack of their own (a virtual machine on a tap, arping, a bridge in the pod).
@@ -13,10 +13,10 @@ use crate::{
 
 /// The result for a packet of link control.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum Reply {
     /// Rewritten into the reply.
     Ready,
-    /// Nothing to answer.
+    /// No reply.
     None,
 }
 
@@ -58,7 +58,7 @@ pub fn mac_words(mac: &[u8; 6]) -> [u16; 3] {
 
 /// Handles ARP from a pod. The sender fields must satisfy the same rule as a packet's source.
 #[inline(always)]
-pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
+pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Reply, Verdict> {
     const ETHERNET_IPV4: [u16; 2] = [u16::from_be(1), u16::from_be(0x0800)];
     const LENGTHS: u16 = u16::from_ne_bytes([6, 4]);
     const REQUEST: u16 = u16::from_be(1);
@@ -73,10 +73,10 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
         return Err(Verdict::SourceAddress);
     }
     if arp.operation != REQUEST || word(arp.target_ip) != u32::from_ne_bytes(GATEWAY_V4) {
-        return Ok(Answer::None);
+        return Ok(Reply::None);
     }
     let Some(packet) = skb::at::<Framed<Arp>>(ctx, 0) else {
-        return Ok(Answer::None);
+        return Ok(Reply::None);
     };
     // SAFETY: `at` proved that both headers lie in the packet.
     let Framed { eth, body: out } = unsafe { &mut *packet };
@@ -88,7 +88,7 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
     out.sender_ip = arp.target_ip;
     eth.destination = arp.sender_mac;
     eth.source = gateway_mac;
-    Ok(Answer::Ready)
+    Ok(Reply::Ready)
 }
 
 /// IPv6 header and neighbour solicitation or advertisement (RFC 4861 4.3, 4.4) as two-byte words.
@@ -139,23 +139,23 @@ fn sum(words: &[u16; 8]) -> u32 {
 
 /// Handles a neighbour solicitation from a pod: one for the gateway becomes the advertisement.
 #[inline(never)]
-pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answer {
+pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Reply {
     const SOLICITATION: u8 = 135;
     const PLAIN: usize = size_of::<Neighbour>();
     // RFC 4861 7.1.1: the hop limit proves that it comes from the link, and the code is 0. An unspecified source is
     // duplicate address detection, which asks about the sender's own address.
     if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport() != ETH_LEN + 40 {
-        return Answer::None;
+        return Reply::None;
     }
     let Some(solicited) = skb::at::<Framed<Neighbour>>(ctx, 0) else {
-        return Answer::None;
+        return Reply::None;
     };
     // SAFETY: `at` proved that both headers lie in the packet.
     let Framed { eth: _, body: ip } = unsafe { &mut *solicited };
     let gateway = halves(GATEWAY_V6);
     let [_, hop_limit] = ip.next_hop;
     if ip.target != gateway || hop_limit != 255 || ip.kind_code != [SOLICITATION, 0] {
-        return Answer::None;
+        return Reply::None;
     }
     let gateway_mac = mac_words(&row.from_pod.destination);
     let mut total: u32 = 0;
@@ -163,7 +163,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
         24 => {}
         32 => {
             let Some(option) = skb::at::<LinkAddress>(ctx, ETH_LEN + PLAIN) else {
-                return Answer::None;
+                return Reply::None;
             };
             let advertised = LinkAddress {
                 kind_length: [2, 1],
@@ -174,10 +174,10 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
             let [a, b, c] = gateway_mac.map(u32::from);
             total += u32::from(u16::from_ne_bytes([2, 1])) + a + b + c;
         }
-        _ => return Answer::None,
+        _ => return Reply::None,
     }
     let Some(solicited) = skb::at::<Framed<Neighbour>>(ctx, 0) else {
-        return Answer::None;
+        return Reply::None;
     };
     // SAFETY: as above; looked up again after the write through another pointer.
     let Framed { eth, body: ip } = unsafe { &mut *solicited };
@@ -195,7 +195,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
     ip.checksum = !low_half(total);
     eth.destination = mac_words(&row.from_pod.source);
     eth.source = gateway_mac;
-    Answer::Ready
+    Reply::Ready
 }
 
 #[inline(always)]

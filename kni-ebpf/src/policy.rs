@@ -99,7 +99,7 @@ pub fn between(
     if sender.policy != 0 {
         let identity = identity_of(receiver, v4);
         event.reserved |= event_fields::EGRESS;
-        if !judge(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
+        if !evaluate(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
             return Err(Verdict::PolicyEgress);
         }
     }
@@ -120,11 +120,11 @@ pub fn leaving(
     }
     let identity = external_identity(network, &destination);
     event.reserved |= event_fields::EGRESS;
-    if !judge(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
+    if !evaluate(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
         return Err(Verdict::PolicyEgress);
     }
     event.reserved |= event_fields::EXTERNAL;
-    if !judge(&mut event.beyond, sender.policy, identity, EXTERNAL, policy_port) {
+    if !evaluate(&mut event.beyond, sender.policy, identity, EXTERNAL, policy_port) {
         return Err(Verdict::PolicyExternal);
     }
     Ok(())
@@ -145,7 +145,7 @@ pub fn to_node(
     }
     let identity = external_identity(network, destination);
     event.reserved |= event_fields::EGRESS;
-    if judge(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
+    if evaluate(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
         Ok(())
     } else {
         Err(Verdict::PolicyEgress)
@@ -164,7 +164,7 @@ pub fn entering(
         return Ok(());
     }
     event.reserved |= event_fields::INGRESS;
-    if judge(&mut event.ingress, receiver.policy, identity, INGRESS, policy_port) {
+    if evaluate(&mut event.ingress, receiver.policy, identity, INGRESS, policy_port) {
         Ok(())
     } else {
         Err(Verdict::PolicyIngress)
@@ -175,17 +175,23 @@ pub fn entering(
 ///
 /// [`Packet::policy_port`]: crate::packet::Packet::policy_port
 #[inline(always)]
-fn judge(trail: &mut PolicyTrail, set: u32, identity: u32, direction: u32, policy_port: u32) -> bool {
-    policy_judge(trail, set, identity, direction, policy_port) != 0
+fn evaluate(trail: &mut PolicyTrail, set: u32, identity: u32, direction: u32, policy_port: u32) -> bool {
+    policy_evaluate(trail, set, identity, direction, policy_port) != 0
 }
 
-/// [`judge`]; not 0 if the set allows it.
+/// [`evaluate`]; not 0 if the set allows it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn policy_judge(trail: *mut PolicyTrail, set: u32, identity: u32, direction: u32, policy_port: u32) -> u32 {
+extern "C" fn policy_evaluate(
+    trail: *mut PolicyTrail,
+    set: u32,
+    identity: u32,
+    direction: u32,
+    policy_port: u32,
+) -> u32 {
     // SAFETY: the caller's own memory; nothing else touches it meanwhile.
     let Some(trail) = (unsafe { trail.as_mut() }) else {
         return 0;

@@ -100,7 +100,7 @@ struct Error {
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Packet, reason: u32) -> u32 {
+pub(crate) extern "C" fn reply_refusal(skb: *mut __sk_buff, packet: *const Packet, reason: u32) -> u32 {
     // SAFETY: the caller's own memory, which nothing else touches meanwhile.
     let Some(packet) = (unsafe { packet.as_ref() }) else {
         return 0;
@@ -133,7 +133,7 @@ pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Pack
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn answer_expired(skb: *mut __sk_buff, packet: *const Packet) -> u32 {
+pub(crate) extern "C" fn reply_expired(skb: *mut __sk_buff, packet: *const Packet) -> u32 {
     // SAFETY: the caller's own memory, which nothing else touches meanwhile.
     let Some(packet) = (unsafe { packet.as_ref() }) else {
         return 0;

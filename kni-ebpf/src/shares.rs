@@ -1,4 +1,5 @@
-//! Finds the nodes that share an egress address: the one that answers for it, and those whose pods leave with it.
+//! Finds the nodes that share an egress address: the one that is responsible for it, and those whose pods leave with
+//! it.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use kni_common::{
@@ -68,8 +69,8 @@ pub fn ports(endpoint: u32, v4: bool, source: &[u32; 4]) -> Result<u32, Verdict>
     }
 }
 
-/// Whether replies to a port of the address reach the endpoint: another node that answers for the address sends it
-/// those to its own unit only.
+/// Whether replies to a port of the address reach the endpoint: another node that is responsible for the address sends
+/// it those to its own unit only.
 #[inline(always)]
 pub fn has_port(endpoint: u32, v4: bool, source: &[u32; 4], port: u16) -> Result<bool, Verdict> {
     if !is_shared(endpoint, v4) {

@@ -29,7 +29,7 @@ pub(crate) fn duration(seconds: u64) -> String {
     }
 }
 
-/// A decimal number of any size; beyond twelve digits its magnitude, `1.8e19`.
+/// A decimal number of any size; over twelve digits its magnitude, `1.8e19`.
 pub(crate) fn amount(decimal: &str) -> String {
     let mut digits = decimal.chars();
     match (digits.next(), digits.next()) {

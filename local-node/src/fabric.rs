@@ -79,7 +79,7 @@ impl Fabric {
         &self.inside
     }
 
-    /// Enables forwarding beyond the link, as on a router.
+    /// Enables forwarding between links, as on a router.
     pub fn forward(&self) -> Result<()> {
         self.inside.set_forwarding(true)
     }

@@ -1,5 +1,7 @@
 //! Owns the processes of a running node, each of which can be stopped and started separately.
 
+mod containerd;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -13,10 +15,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     cgroup::Cgroup,
-    config::{self, CNI_BIN, CNI_CONF, CONTAINERD_SOCKET, FOLDER, NODE_NAME},
-    cri::Cri,
+    config::{self, CNI_BIN, CNI_CONF, FOLDER, NODE_NAME},
     daemon::{Daemon, tail},
-    hidden, image,
+    hidden,
     kni::Kni,
     namespaces::{Namespaces, shown},
     node::Node,
@@ -295,57 +296,6 @@ impl LocalNode {
     fn take(&mut self, part: Part) -> Result<Daemon> {
         let daemon = self.daemons.remove(part.program());
         daemon.with_context(|| format!("{} does not run", part.program()))
-    }
-
-    /// Starts containerd, waits until it serves, and imports the images [`image::PAUSE`] and [`image::PROBE`].
-    pub fn start_containerd(&mut self) -> Result<()> {
-        self.start(Part::Containerd)?;
-        self.wait_for_containerd()?;
-        for (reference, program) in [
-            (image::PAUSE, self.statics.pause()),
-            (image::PROBE, self.statics.probe()),
-        ] {
-            self.import(reference, &program)?;
-        }
-        Ok(())
-    }
-
-    /// Waits until containerd answers, also after a restart.
-    pub fn wait_for_containerd(&mut self) -> Result<()> {
-        self.wait("containerd answers", PATIENCE, |node| {
-            Ok(node
-                .inside
-                .enter(|| std::os::unix::net::UnixStream::connect(CONTAINERD_SOCKET))?
-                .is_ok())
-        })
-    }
-
-    /// Imports an image that consists of a static program.
-    pub fn import(&self, reference: &str, program: &Path) -> Result<()> {
-        let archive = Path::new(FOLDER).join("image.tar");
-        let program = self.inside.install(program)?;
-        self.inside.enter(|| image::write(&archive, reference, &program))??;
-        self.import_archive(&archive)
-            .with_context(|| format!("import image {reference}"))
-    }
-
-    /// Imports the images of an archive, whose path is one inside the node.
-    pub fn import_archive(&self, archive: &Path) -> Result<()> {
-        self.ctr(&["images", "import", &archive.display().to_string()])
-            .map(drop)
-    }
-
-    /// Runs containerd's client in the namespace of the kubelet's containers.
-    pub fn ctr(&self, args: &[&str]) -> Result<String> {
-        let mut ctr = self.command(self.programs.path("ctr"));
-        ctr.args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"])
-            .args(args);
-        output(&mut ctr)
-    }
-
-    /// Waits for containerd's container runtime interface and returns a client.
-    pub async fn cri(&self) -> Result<Cri> {
-        Cri::connect(&self.inside, CONTAINERD_SOCKET, self.group.name()).await
     }
 
     /// The folder inside the node where the kubelet looks for manifests of static pods.

@@ -1,5 +1,7 @@
 //! Holds the state of one simulated node in memory: its networks, its leases and its sandboxes, without a kernel.
 
+mod sandbox;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -13,19 +15,16 @@ use kni_cluster::ClusterCache;
 use kni_controllers::state::{Act, Enforcement, Interfaces, NodeState, Peer, PeerChanges, Read};
 use kni_ipam::{FamilyUsage, Ipam, IpamError};
 use kni_model::{
-    Attachment, Bandwidth, EndpointId, IfName, InterfaceKind, InvalidId, MacAddr, NetnsIdentity, Network, NetworkId,
-    NetworkName, Phase, PodRef, PolicyTables, Sandbox,
+    InvalidId, Network, NetworkId, NetworkName, PodRef, PolicyTables, Sandbox,
     policy::Labels,
-    selection::PRIMARY_IFNAME,
-    view::{
-        AddressUse, DesiredNetworks, EndpointCounts, InterfaceView, NetworkView, ProgramView, StatusView, UplinkView,
-    },
+    view::{AddressUse, DesiredNetworks, NetworkView, StatusView, UplinkView},
 };
 use kni_policy::PolicyEngine;
 use kni_uplink::UnderlayAddress;
 use tokio::sync::watch;
 
 use crate::observed::Observed;
+use sandbox::{interfaces, sandbox};
 
 /// The MTU of the simulated underlay.
 const MTU: u32 = 1500;
@@ -361,74 +360,6 @@ impl SimulatedNode {
         let node = self.clone();
         Arc::new(move |argument| -> BoxFuture<'static, R> { futures::future::ready(act(&node, argument)).boxed() })
     }
-}
-
-fn sandbox(
-    new: &NewPod<'_>,
-    network_id: NetworkId,
-    endpoint: u32,
-    (ipv4, ipv6): (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>),
-) -> Result<Sandbox, InvalidId> {
-    let ifname: IfName = PRIMARY_IFNAME.parse()?;
-    let [_, a, b, c] = endpoint.to_be_bytes();
-    let mac = MacAddr([2, 0, 0, a, b, c]);
-    let attachment = Attachment {
-        endpoint: EndpointId(endpoint),
-        network: new.network.clone(),
-        network_id,
-        ifname: ifname.clone(),
-        ifindex: 2,
-        host_ifname: ifname.clone(),
-        host_ifindex: endpoint,
-        mac,
-        host_mac: mac,
-        ipv4,
-        ipv6,
-        mtu: MTU,
-        default_route: true,
-        host_access: false,
-        routes: Vec::new(),
-        xdp: false,
-        kind: InterfaceKind::Veth,
-        bandwidth: Bandwidth::default(),
-    };
-    Ok(Sandbox {
-        id: new.pod.uid.parse()?,
-        pod: new.pod.clone(),
-        phase: Phase::Ready,
-        netns: PathBuf::from("/run/netns").join(&new.pod.uid),
-        netns_identity: NetnsIdentity {
-            dev: 4,
-            inode: u64::from(endpoint),
-        },
-        labels: new.labels.clone(),
-        port_mappings: Vec::new(),
-        container_ports: Vec::new(),
-        attachments: vec![attachment],
-        cni: None,
-        parent: None,
-    })
-}
-
-fn interfaces(sandbox: &Arc<Sandbox>) -> Vec<InterfaceView> {
-    let program = |hook: &str, name: &str, id: u32| ProgramView {
-        name: name.to_owned(),
-        id,
-        hook: hook.to_owned(),
-        link_id: id,
-    };
-    let views = sandbox.attachments.iter().map(|attachment| InterfaceView {
-        sandbox: Arc::clone(sandbox),
-        attachment: attachment.clone(),
-        programs: vec![
-            program("tcx/ingress", "from_pod", attachment.endpoint.0),
-            program("tcx/egress", "to_pod", attachment.endpoint.0),
-        ],
-        counts: EndpointCounts::default(),
-        provisional: false,
-        problems: Vec::new(),
-    });
-    views.collect()
 }
 
 fn view(state: &State, network: &Network, origin: &str) -> NetworkView {

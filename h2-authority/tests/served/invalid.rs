@@ -24,7 +24,7 @@ fn invalid() -> Vec<Vec<u8>> {
     let path = block(&mut Encoder::new(), &fields(ESCAPED), GRPC_GO);
     let long = frame(DATA, 0, 1, &vec![0; 16_385]);
     vec![
-        // HPACK: index 0, an unknown index, invalid Huffman codes and padding, an integer without end, a table beyond
+        // HPACK: index 0, an unknown index, invalid Huffman codes and padding, an integer without end, a table over
         // 4096 bytes, a resize after a field, a cut string, and an error behind a socket path.
         frame(HEADERS, END_HEADERS, 1, &[0x80]),
         frame(HEADERS, END_HEADERS, 1, &[0xbe]),
@@ -36,7 +36,7 @@ fn invalid() -> Vec<Vec<u8>> {
         frame(HEADERS, END_HEADERS, 1, &[0x83, 0x20]),
         frame(HEADERS, END_HEADERS, 1, &[0x41, 0x09, b'/']),
         frame(HEADERS, END_HEADERS, 1, &[&path[..], &[0x80]].concat()),
-        // Framing: padding beyond the payload, frames out of order, a frame over the maximum.
+        // Framing: padding longer than the payload, frames out of order, a frame over the maximum.
         frame(HEADERS, END_HEADERS | PADDED, 1, &[9, 0x82]),
         frame(HEADERS, END_HEADERS | PADDED, 1, &[]),
         frame(CONTINUATION, END_HEADERS, 1, &path),

@@ -18,5 +18,5 @@ pub use cache::ClusterCache;
 pub use networks::{Networks, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
 pub use others::{Following, Others};
-pub use table::{ABSENCE_GRACE, Key, NetworkTable, OfNetwork, Table, Written};
+pub use table::{ABSENCE_GRACE, Key, OfNetwork, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

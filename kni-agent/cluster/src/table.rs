@@ -1,11 +1,16 @@
 //! Caches the objects of one kind as the API server last reported them, with a version that counts changes.
 
+mod index;
+mod key;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    ops::{Deref, DerefMut},
     time::{Duration, Instant},
 };
 
+use index::Index;
+pub use index::OfNetwork;
+pub use key::Key;
 use kni_model::NetworkName;
 
 /// How many changes of a kind are remembered by name. A reader that is behind by more compares everything.
@@ -13,35 +18,6 @@ const REMEMBERED: usize = 4096;
 
 /// How long the objects of a kind that the API server no longer serves stay.
 pub const ABSENCE_GRACE: Duration = Duration::from_mins(5);
-
-/// Names an object: its namespace, empty where the kind has none, and its name.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-}
-
-impl Key {
-    /// The key of an object.
-    pub fn new(namespace: &str, name: &str) -> Self {
-        Self {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }
-    }
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.namespace.is_empty() {
-            f.write_str(&self.name)
-        } else {
-            write!(f, "{}/{}", self.namespace, self.name)
-        }
-    }
-}
 
 /// What a write's resource version shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,81 +61,6 @@ pub struct Table<V> {
     /// The networks whose objects it has, where only those of some networks are followed.
     covered: BTreeSet<NetworkName>,
     index: Option<Index<V>>,
-}
-
-/// The objects of each network.
-#[derive(Debug)]
-struct Index<V> {
-    network: fn(&V) -> &str,
-    keys: BTreeMap<String, BTreeSet<Key>>,
-}
-
-impl<V> Index<V> {
-    fn insert(&mut self, key: &Key, value: &V) {
-        let network = (self.network)(value);
-        if let Some(keys) = self.keys.get_mut(network) {
-            keys.insert(key.clone());
-        } else {
-            self.keys.insert(network.to_owned(), [key.clone()].into());
-        }
-    }
-
-    fn remove(&mut self, key: &Key, value: &V) {
-        let network = (self.network)(value);
-        let Some(keys) = self.keys.get_mut(network) else { return };
-        keys.remove(key);
-        if keys.is_empty() {
-            self.keys.remove(network);
-        }
-    }
-}
-
-/// An object of a kind that is found by its network.
-pub trait OfNetwork: PartialEq {
-    /// The name of the network, as the object states it.
-    fn network(&self) -> &str;
-}
-
-/// A [`Table`] whose objects are found by their network, without reading those of others.
-#[derive(Debug)]
-pub struct NetworkTable<V>(Table<V>);
-
-impl<V: OfNetwork> Default for NetworkTable<V> {
-    fn default() -> Self {
-        let index = Index {
-            network: V::network,
-            keys: BTreeMap::new(),
-        };
-        Self(Table {
-            index: Some(index),
-            ..Table::default()
-        })
-    }
-}
-
-impl<V: OfNetwork> NetworkTable<V> {
-    /// The objects of a network.
-    pub fn of_network(&self, network: &str) -> impl Iterator<Item = (&Key, &V)> {
-        let index = self.0.index.as_ref().and_then(|index| index.keys.get(network));
-        index
-            .into_iter()
-            .flatten()
-            .filter_map(|key| self.0.rows.get_key_value(key))
-    }
-}
-
-impl<V> Deref for NetworkTable<V> {
-    type Target = Table<V>;
-
-    fn deref(&self) -> &Table<V> {
-        &self.0
-    }
-}
-
-impl<V> DerefMut for NetworkTable<V> {
-    fn deref_mut(&mut self) -> &mut Table<V> {
-        &mut self.0
-    }
 }
 
 /// The latest write of an object by the agent itself.
@@ -404,14 +305,6 @@ impl<V: PartialEq> Table<V> {
         self.listing.is_some()
     }
 
-    /// Removes the objects of a network, of a table whose objects are found by their network.
-    pub fn remove_network(&mut self, network: &str) {
-        let keys = self.index.as_ref().and_then(|index| index.keys.get(network)).cloned();
-        for key in keys.unwrap_or_default() {
-            self.remove(&key);
-        }
-    }
-
     /// Whether it has all objects of a network, where only those of some networks are followed.
     pub fn covers(&self, network: &NetworkName) -> bool {
         self.covered.contains(network)
@@ -509,8 +402,8 @@ mod tests {
 
     #[test]
     fn objects_are_found_by_the_network_that_they_state_now() {
-        let mut table = NetworkTable::default();
-        let of = |table: &NetworkTable<Object>, network: &str| -> Vec<u32> {
+        let mut table = Table::by_network();
+        let of = |table: &Table<Object>, network: &str| -> Vec<u32> {
             table.of_network(network).map(|(_, object)| object.1).collect()
         };
         table.begin();
@@ -539,7 +432,7 @@ mod tests {
         table.complete();
         assert_eq!(of(&table, "blue"), [3], "an object that the list does not have");
         assert_eq!(
-            table.0.index.as_ref().unwrap().keys.len(),
+            table.index.as_ref().unwrap().keys.len(),
             1,
             "no network without objects"
         );

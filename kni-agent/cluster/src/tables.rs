@@ -18,7 +18,7 @@ use kni_model::{
     service::{EndpointSlice, Service},
 };
 
-use super::table::{Key, NetworkTable, OfNetwork, Table};
+use super::table::{Key, OfNetwork, Table};
 
 /// A policy as last reported: its rules, or why it has none.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,7 +62,7 @@ pub struct NodeRow {
 }
 
 /// The cached objects by kind.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tables {
     /// Networks.
     pub networks: Table<Arc<PodNetwork>>,
@@ -96,10 +96,10 @@ pub struct Tables {
     pub own_network: Table<Arc<NodeNetwork>>,
     /// Address blocks: of the agent's own node, and in kni-controller of all nodes. Attach does not wait for them: the
     /// kind may be missing.
-    pub blocks: NetworkTable<Arc<AddressBlock>>,
+    pub blocks: Table<Arc<AddressBlock>>,
     /// Pods of other nodes: in the networks that have a pod of the agent's node, and in kni-controller of all networks.
     /// Attach does not wait for them: a peer that is not known has no identity.
-    pub members: NetworkTable<Arc<NetworkMembers>>,
+    pub members: Table<Arc<NetworkMembers>>,
     /// The objects of the agent's own node, in all networks.
     pub own_members: Table<Arc<NetworkMembers>>,
     /// Where other nodes are: of all nodes. Attach does not wait for them: the kind may be missing.
@@ -107,7 +107,7 @@ pub struct Tables {
     /// Address blocks of all nodes in the networks that have a pod of the agent's node, and in those with an extended
     /// resource; only agents follow them. Attach does not wait for them. The networks are selected by label, which a
     /// node writes itself: the network of a block is that of its spec.
-    pub other_blocks: NetworkTable<Arc<AddressBlock>>,
+    pub other_blocks: Table<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.
     pub numbers: Table<Arc<NetworkNumber>>,
     /// Addresses of Services, also of those that KNI does not serve or understand; only kni-controller follows them.
@@ -118,6 +118,38 @@ pub struct Tables {
     pub egress_objects: Table<Arc<EgressPolicy>>,
     /// Network definitions of other tools.
     pub definitions: Table<NetworkName>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self {
+            networks: Table::default(),
+            attachments: Table::default(),
+            interfaces: Table::default(),
+            node_networks: Table::default(),
+            egress_policies: Table::default(),
+            egress_pools: Table::default(),
+            egress_claims: Table::default(),
+            network_policies: Table::default(),
+            multi_policies: Table::default(),
+            namespaces: Table::default(),
+            services: Table::default(),
+            slices: Table::default(),
+            pods: Table::default(),
+            own_node: Table::default(),
+            own_network: Table::default(),
+            blocks: Table::by_network(),
+            members: Table::by_network(),
+            own_members: Table::default(),
+            node_endpoints: Table::default(),
+            other_blocks: Table::by_network(),
+            numbers: Table::default(),
+            service_addresses: Table::default(),
+            nodes: Table::default(),
+            egress_objects: Table::default(),
+            definitions: Table::default(),
+        }
+    }
 }
 
 impl OfNetwork for Arc<AddressBlock> {
@@ -203,9 +235,9 @@ impl Tables {
             &mut self.egress_policies,
             &mut self.egress_pools,
             &mut self.egress_claims,
-            &mut *self.blocks,
-            &mut *self.other_blocks,
-            &mut *self.members,
+            &mut self.blocks,
+            &mut self.other_blocks,
+            &mut self.members,
             &mut self.own_members,
             &mut self.node_endpoints,
             &mut self.numbers,
@@ -236,12 +268,12 @@ impl Tables {
     /// one wait.
     fn others(&self) -> [(&'static str, &dyn Kept); 8] {
         [
-            ("networkmembers", &*self.members),
+            ("networkmembers", &self.members),
             ("networkmembers of this node", &self.own_members),
             ("nodenetworks", &self.own_network),
             ("network-attachment-definitions", &self.definitions),
-            ("addressblocks", &*self.blocks),
-            ("addressblocks of joined networks", &*self.other_blocks),
+            ("addressblocks", &self.blocks),
+            ("addressblocks of joined networks", &self.other_blocks),
             ("networknumbers", &self.numbers),
             ("nodeendpoints", &self.node_endpoints),
         ]
@@ -299,8 +331,8 @@ impl Tables {
     /// The number of cached objects by kind that kni-controller follows.
     pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
         let recent: [(&'static str, &dyn Kept); 4] = [
-            ("addressblocks", &*self.blocks),
-            ("networkmembers", &*self.members),
+            ("addressblocks", &self.blocks),
+            ("networkmembers", &self.members),
             ("networknumbers", &self.numbers),
             ("nodeendpoints", &self.node_endpoints),
         ];

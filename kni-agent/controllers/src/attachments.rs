@@ -38,10 +38,10 @@ impl Step {
 impl Cluster {
     /// Adds and removes interfaces for as long as the agent runs. Each interface has a task of its own, so that none
     /// waits for another.
-    pub(super) async fn reconcile_attachments(self) {
+    pub(super) async fn reconcile_attachments(self: Arc<Self>) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut known = self.cache.changes();
+        let mut known = self.objects.cache.changes();
         let mut attached = self.attacher.changes();
         let mut work = Work::default();
         let mut seen = None;
@@ -56,7 +56,7 @@ impl Cluster {
             })
             .await;
             let versions = {
-                let tables = self.cache.tables();
+                let tables = self.objects.cache.tables();
                 // Networks admit pods by the labels of namespaces.
                 (
                     tables.attachments.version(),
@@ -73,7 +73,7 @@ impl Cluster {
             work.retain(&steps);
             for step in steps {
                 work.begin(step, |step| {
-                    let cluster = self.clone();
+                    let cluster = Arc::clone(&self);
                     async move { cluster.attachment_step(step).await }
                 });
             }
@@ -128,7 +128,7 @@ impl Cluster {
     }
 
     fn steps_of(&self, sandbox: &Sandbox, children: &[&Arc<Sandbox>]) -> Vec<Step> {
-        let tables = self.cache.tables();
+        let tables = self.objects.cache.tables();
         let Some(pod) = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name) else {
             // The runtime will remove everything, or the pod is not known yet.
             return Vec::new();

@@ -14,6 +14,7 @@ mod used;
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    sync::Arc,
     time::Duration,
 };
 
@@ -88,7 +89,7 @@ struct Memory {
 
 impl ObjectControllers {
     /// Claims and releases blocks for as long as the agent runs.
-    pub(super) async fn reconcile_blocks(self) {
+    pub(super) async fn reconcile_blocks(self: Arc<Self>) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = self.cache.changes();

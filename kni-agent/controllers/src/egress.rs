@@ -40,10 +40,10 @@ enum Step {
 
 impl Cluster {
     /// Follows claims, pools and policies for as long as the agent runs.
-    pub(super) async fn reconcile_egress(self) {
+    pub(super) async fn reconcile_egress(self: Arc<Self>) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut changes = self.cache.changes();
+        let mut changes = self.objects.cache.changes();
         let mut applied = self.uplink.applied();
         let mut published = BTreeMap::new();
         let mut seen = None;
@@ -61,7 +61,7 @@ impl Cluster {
             if !kni_tasks::waiting(next).await {
                 return;
             }
-            seen = Some(rights_versions(&self.cache.tables()));
+            seen = Some(rights_versions(&self.objects.cache.tables()));
             self.write_claims().await;
             self.report_refusals(&mut published).await;
         }
@@ -71,7 +71,7 @@ impl Cluster {
     /// them. Returns `false` when the cache is gone.
     async fn other_rights(&self, changes: &mut watch::Receiver<()>, seen: Option<[u64; 9]>) -> bool {
         while changes.changed().await.is_ok() {
-            if Some(rights_versions(&self.cache.tables())) != seen {
+            if Some(rights_versions(&self.objects.cache.tables())) != seen {
                 return true;
             }
         }
@@ -81,8 +81,8 @@ impl Cluster {
     /// Applies the rights as they are, before the node's egress is applied for the first time.
     pub async fn apply_egress_rights(&self) {
         let (rights, answering) = {
-            let tables = self.cache.tables();
-            let networks = self.networks(&tables);
+            let tables = self.objects.cache.tables();
+            let networks = self.objects.networks(&tables);
             let requests = requests(&tables, &networks);
             let own = self.own(&tables);
             let by_objects = cluster_egress_rights(&tables, &networks, &requests);
@@ -101,16 +101,16 @@ impl Cluster {
 
     /// The node as a holder. Without a UID while it is not registered: then it owns nothing.
     fn own(&self, tables: &Tables) -> Holder {
-        let row = tables.own_node.get("", &self.node);
+        let row = tables.own_node.get("", &self.objects.node);
         Holder {
-            node_name: self.node.clone(),
+            node_name: self.objects.node.clone(),
             node_uid: row.map(|row| row.uid.clone()).unwrap_or_default(),
             epoch: 0,
         }
     }
 
-    async fn write_claims(&self) {
-        let cluster = self.clone();
+    async fn write_claims(self: &Arc<Self>) {
+        let cluster = Arc::clone(self);
         // Waits for a change of the uplink that is being carried out.
         let planned = tokio::task::spawn_blocking(move || cluster.plan_claims()).await;
         for (claim, step) in planned.unwrap_or_default() {
@@ -128,8 +128,8 @@ impl Cluster {
 
     fn plan_claims(&self) -> Vec<(Arc<EgressAddressClaim>, Step)> {
         let (rights, answering, by_objects, claims, own) = {
-            let tables = self.cache.tables();
-            let networks = self.networks(&tables);
+            let tables = self.objects.cache.tables();
+            let networks = self.objects.networks(&tables);
             let requests = requests(&tables, &networks);
             let own = self.own(&tables);
             let claims: Vec<_> = tables.egress_claims.rows().values().map(Arc::clone).collect();
@@ -186,12 +186,12 @@ impl Cluster {
         let status = object.status.get_or_insert_with(EgressAddressClaimStatus::default);
         match step {
             Step::Confirm => {
-                let own = self.own(&self.cache.tables());
+                let own = self.own(&self.objects.cache.tables());
                 status.holder = Some(Holder {
                     epoch: claim.spec.epoch,
                     ..own
                 });
-                let message = format!("node {} has not added the address yet", self.node);
+                let message = format!("node {} has not added the address yet", self.objects.node);
                 set_condition(
                     &mut status.conditions,
                     Condition::now("Ready", false, "Confirmed", &message, None),
@@ -200,7 +200,7 @@ impl Cluster {
             }
             Step::Release => {
                 status.holder = None;
-                let message = format!("node {} has released the address", self.node);
+                let message = format!("node {} has released the address", self.objects.node);
                 set_condition(
                     &mut status.conditions,
                     Condition::now("Ready", false, "Released", &message, None),
@@ -212,11 +212,11 @@ impl Cluster {
             }
             Step::Report(condition) => drop(set_condition(&mut status.conditions, condition)),
         }
-        let api: Api<EgressAddressClaim> = Api::all(self.client.clone());
+        let api: Api<EgressAddressClaim> = Api::all(self.objects.client.clone());
         let name = claim.name_any();
         let mut written = api.replace_status(&name, &PostParams::default(), &object).await?;
         written.metadata.managed_fields = None;
-        self.cache.change(|tables| {
+        self.objects.cache.change(|tables| {
             let newest = tables.egress_claims.get("", &name);
             // The watch may have reported a later state already.
             if newest.is_some_and(|newest| newest.resource_version() == claim.resource_version()) {

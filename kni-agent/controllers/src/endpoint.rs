@@ -50,7 +50,7 @@ enum Write {
 
 impl ObjectControllers {
     /// Reports changes for as long as the agent runs.
-    pub(super) async fn reconcile_endpoint(self) {
+    pub(super) async fn reconcile_endpoint(self: Arc<Self>) {
         let mut network = self.state.link_changes.clone();
         let mut known = self.cache.changes();
         let mut retry = Retry::default();

@@ -62,7 +62,7 @@ impl Age {
 
 impl ObjectControllers {
     /// Applies changes of nodes and their blocks for as long as the agent runs, and repeats what fails.
-    pub(super) async fn reconcile_fabric(self) {
+    pub(super) async fn reconcile_fabric(self: Arc<Self>) {
         let mut changes = self.cache.changes();
         let mut attached = self.state.changes.clone();
         let mut seen = None;

@@ -1,5 +1,7 @@
 //! Writes `PodInterface` objects: one per interface of the node's pods, as read from the kernel.
 
+mod status;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -9,12 +11,9 @@ use std::{
 use futures::{StreamExt as _, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kni_api::{
-    Condition, NETWORK_LABEL, NODE_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus,
-    pod_interface::{self, AttachedProgram, InterfaceAddress, InterfaceRoute},
-    set_condition,
+    NETWORK_LABEL, NODE_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus, pod_interface, set_condition,
 };
-use kni_model::{egress::RefusedAddress, view::InterfaceView};
-use kni_pods::LostRight;
+use kni_model::view::InterfaceView;
 use kni_reflectors::version_of;
 use kube::{
     Api, ResourceExt as _,
@@ -25,6 +24,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use kni_cluster::{Key, Tables};
 
 use super::{ObjectControllers, retry::Retries, state::Interfaces};
+use status::{EGRESS_READY, NotEnforced, authorized, egress_condition, status_of};
 
 /// Interval of the kernel reads: programs and links change without a notification.
 const ROUND: Duration = Duration::from_secs(1);
@@ -37,8 +37,6 @@ const COMPLETION: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// The condition of [`egress_condition`].
-const EGRESS_READY: &str = "EgressReady";
 /// Maximum length of a field manager's name.
 const MAX_MANAGER: usize = 128;
 /// Field manager for server-side apply, and prefix of those that name the node.
@@ -56,7 +54,7 @@ enum Write {
 
 impl ObjectControllers {
     /// Writes changes for as long as the agent runs.
-    pub(super) async fn reconcile_interfaces(self) {
+    pub(super) async fn reconcile_interfaces(self: Arc<Self>) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.state.changes.clone();
@@ -250,9 +248,6 @@ impl ObjectControllers {
     }
 }
 
-/// Why the policies of an interface are not enforced: the reason of the condition, and its message.
-type NotEnforced<'a> = (&'static str, &'a str);
-
 fn without_managers(mut object: PodInterface) -> PodInterface {
     object.metadata.managed_fields = None;
     object
@@ -313,91 +308,4 @@ fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterfa
     let same = known.status.as_ref() == Some(&status) && known.spec == desired.spec && same_metadata(known, &desired);
     desired.status = Some(status);
     (!same).then_some(desired)
-}
-
-/// The condition of an interface that nothing leaves the node from, because it may not use an address that it would
-/// have to leave with. Other interfaces do not have it.
-fn egress_condition(refused: &[RefusedAddress]) -> Option<Condition> {
-    let first = refused.first()?;
-    let all: Vec<String> = refused.iter().map(ToString::to_string).collect();
-    let message = format!("nothing leaves the node: {}", all.join("; "));
-    Some(Condition::now(
-        EGRESS_READY,
-        false,
-        first.refusal.reason(),
-        &message,
-        None,
-    ))
-}
-
-fn conditions(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> Vec<Condition> {
-    let healthy = view.problems.is_empty();
-    let (reason, message) = if healthy {
-        ("Attached", "the interface is there and its programs run".to_owned())
-    } else {
-        ("Unhealthy", view.problems.join("; "))
-    };
-    let policy = match (view.attachment.kind.has_row(), not_enforced) {
-        (true, None) => ("Enforced", "the policies that select the pod are enforced"),
-        (true, Some(problem)) => problem,
-        (false, _) => ("NoPrograms", "no policy holds at an interface of this kind"),
-    };
-    vec![
-        Condition::now("Ready", healthy, reason, &message, None),
-        Condition::now("PolicyEnforced", policy.0 == "Enforced", policy.0, policy.1, None),
-    ]
-}
-
-/// Whether the pod would get the interface again.
-fn authorized(lost: Option<&LostRight>) -> Condition {
-    match lost {
-        None => Condition::now("Authorized", true, "Admitted", "the network admits the pod", None),
-        Some(LostRight { refusal, .. }) => {
-            Condition::now("Authorized", false, refusal.rule.reason(), &refusal.to_string(), None)
-        }
-    }
-}
-
-fn status_of(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> PodInterfaceStatus {
-    let InterfaceView {
-        sandbox,
-        attachment,
-        programs,
-        ..
-    } = view;
-    PodInterfaceStatus {
-        conditions: conditions(view, not_enforced),
-        interface_index: attachment.ifindex,
-        host_interface_name: attachment.host_ifname.to_string(),
-        host_interface_index: attachment.host_ifindex,
-        netns_inode: i64::try_from(sandbox.netns_identity.inode).unwrap_or(i64::MAX),
-        mac: attachment.mac.to_string(),
-        mtu: attachment.mtu,
-        addresses: attachment
-            .addresses()
-            .map(|ip| InterfaceAddress {
-                ip: ip.to_string(),
-                family: if ip.is_ipv4() { "IPv4" } else { "IPv6" }.to_owned(),
-            })
-            .collect(),
-        routes: attachment
-            .pod_routes()
-            .into_iter()
-            .map(|(destination, gateway)| InterfaceRoute {
-                destination: destination.to_string(),
-                gateway: gateway.map(|gateway| gateway.to_string()),
-            })
-            .collect(),
-        programs: programs
-            .iter()
-            .map(|program| AttachedProgram {
-                hook: program.hook.clone(),
-                name: program.name.clone(),
-                program_id: program.id,
-                link_id: program.link_id,
-            })
-            .collect(),
-        endpoint_id: attachment.endpoint.0,
-        network_id: attachment.network_id.get(),
-    }
 }

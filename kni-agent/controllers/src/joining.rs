@@ -1,6 +1,6 @@
 //! Follows what other nodes have in the networks of this node's pods.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kni_cluster::{Tables, joining::networks_of};
 use kni_model::NetworkName;
@@ -14,7 +14,7 @@ const GATHER: Duration = Duration::from_millis(10);
 
 impl ObjectControllers {
     /// Follows the networks of pods that are assigned to the node, for as long as the agent runs.
-    pub(super) async fn watch_networks(self) {
+    pub(super) async fn watch_networks(self: Arc<Self>) {
         let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut seen = None;

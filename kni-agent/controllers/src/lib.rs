@@ -22,6 +22,7 @@ mod joining;
 mod members;
 mod network_status;
 mod node;
+mod node_services;
 mod peers;
 mod retry;
 mod rights;
@@ -31,23 +32,20 @@ mod sync;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 pub use endpoint::Tunnel;
 use events::Events;
-use futures::FutureExt as _;
 use kni_enforcement::Enforcer;
-use kni_fabric::{Desired, Fabric};
+use kni_fabric::Fabric;
 use kni_flows::RemotePods;
 use kni_inspect::Inspector;
 use kni_model::{
-    NetworkName,
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
-    view::{DesiredNetworks, InterfaceFilter},
+    view::DesiredNetworks,
 };
 use kni_pods::Pods;
 use kni_reflectors::{Connection, Interruptions, RequestCount, WatchState, WatchView, reflect_node};
@@ -58,13 +56,9 @@ use tokio::sync::Notify;
 
 use kni_cluster::{ClusterCache, Networks, Tables};
 
+use self::node_services::node_state;
 pub use self::state::Apply;
-use self::{
-    node::SentStatus,
-    peers::Peers,
-    state::{Act, Enforcement, Interfaces, NodeState, Read},
-    sync::PolicyVersions,
-};
+use self::{node::SentStatus, peers::Peers, state::NodeState, sync::PolicyVersions};
 
 /// How long a round of attaches may take.
 const ATTACH_LIMIT: Duration = Duration::from_mins(5);
@@ -181,125 +175,46 @@ impl Reflectors {
         sync: Arc<Enforcer>,
         (uplink, fabric): (Arc<Uplink>, Arc<Fabric>),
         apply: Apply,
-    ) -> Cluster {
+    ) -> Arc<Cluster> {
         let services = (
             self.cache.clone(),
             Arc::clone(&sync),
             self.options.shared_services.clone(),
         );
         let state = node_state(&attacher, inspector, &sync, (&uplink, &fabric), apply, &services);
-        Cluster {
-            shared: Arc::new(Shared {
-                objects: self.object_controllers(state),
-                events: Events::new(self.connection.client.clone(), &self.options.node),
-                tasks: self.tasks.clone(),
-                services_of_all: self.options.shared_services.clone(),
-                remote_pods: Arc::clone(inspector.flows().remote_pods()),
-                attacher,
-                sync,
-                uplink,
-            }),
-        }
+        Arc::new(Cluster {
+            objects: self.object_controllers(state),
+            events: Events::new(self.connection.client.clone(), &self.options.node),
+            tasks: self.tasks.clone(),
+            services_of_all: self.options.shared_services.clone(),
+            remote_pods: Arc::clone(inspector.flows().remote_pods()),
+            attacher,
+            sync,
+            uplink,
+        })
     }
 
     /// Creates the controllers of the node's objects alone, for a node with this state.
-    pub fn object_controllers(&self, state: NodeState) -> ObjectControllers {
-        ObjectControllers {
-            inner: Arc::new(Inner {
-                client: self.connection.client.clone(),
-                node: self.options.node.clone(),
-                tunnel: self.options.tunnel,
-                block_grace: self.options.block_grace.unwrap_or(blocks::GRACE),
-                interruptions: self.connection.interruptions.clone(),
-                cache: self.cache.clone(),
-                state,
-                sent_status: Mutex::default(),
-                peers: Mutex::default(),
-                applied_policies: Mutex::default(),
-                node_changed: Notify::new(),
-            }),
-        }
+    pub fn object_controllers(&self, state: NodeState) -> Arc<ObjectControllers> {
+        Arc::new(ObjectControllers {
+            client: self.connection.client.clone(),
+            node: self.options.node.clone(),
+            tunnel: self.options.tunnel,
+            block_grace: self.options.block_grace.unwrap_or(blocks::GRACE),
+            interruptions: self.connection.interruptions.clone(),
+            cache: self.cache.clone(),
+            state,
+            sent_status: Mutex::default(),
+            peers: Mutex::default(),
+            applied_policies: Mutex::default(),
+            node_changed: Notify::new(),
+        })
     }
 }
 
-/// The state of this node, from its services.
-fn node_state(
-    attacher: &Pods,
-    inspector: &Inspector,
-    sync: &Arc<Enforcer>,
-    (uplink, fabric): (&Arc<Uplink>, &Arc<Fabric>),
-    apply_networks: Apply,
-    services: &(ClusterCache, Arc<Enforcer>, BTreeSet<String>),
-) -> NodeState {
-    let cache = services.0.clone();
-    NodeState {
-        changes: attacher.changes(),
-        sandboxes: with(attacher, Pods::sandboxes),
-        networks: with(attacher, Pods::networks),
-        leases: with(attacher, Pods::leases),
-        resting: with(attacher, Pods::resting),
-        note_withdrawals: {
-            let attacher = attacher.clone();
-            Arc::new(move |withdrawn: BTreeSet<(NetworkName, IpAddr)>| {
-                let is_withdrawn =
-                    |network: &NetworkName, address: IpAddr| withdrawn.contains(&(network.clone(), address));
-                attacher
-                    .note_withdrawals(is_withdrawn)
-                    .map_err(|error| error.to_string())
-            })
-        },
-        memberships: with(attacher, Pods::interfaces),
-        enforcement: with(sync, |sync| Enforcement {
-            problem: sync.policy_problem(),
-            closed: sync.closed_namespaces(),
-        }),
-        interfaces: with(
-            &(
-                attacher.clone(),
-                inspector.clone(),
-                Arc::clone(sync),
-                Arc::clone(uplink),
-            ),
-            interfaces_of,
-        ),
-        status: with(inspector, |inspector| (inspector.status(), inspector.networks())),
-        link_changes: uplink.network_changes(),
-        addresses: acting(uplink, |uplink: Arc<Uplink>, ()| async move {
-            uplink.underlay_addresses().await.map_err(|error| error.to_string())
-        }),
-        apply_networks,
-        networks_applied: acting(services, |(cache, sync, shared), ()| async move {
-            sync::apply_services(&cache, &sync, &shared).await;
-        }),
-        relabel: acting(&(cache, attacher.clone()), |(cache, attacher), ()| async move {
-            sync::relabel(&cache, &attacher).await
-        }),
-        apply_peers: acting(
-            &(Arc::clone(sync), Arc::clone(inspector.flows().remote_pods())),
-            sync::apply_peers,
-        ),
-        apply_fabric: acting(fabric, |fabric: Arc<Fabric>, desired: Arc<Desired>| async move {
-            fabric.apply(&desired).await.is_ok()
-        }),
-    }
-}
-/// The controllers of one node. Clones share them.
-#[derive(Clone)]
+/// The controllers of one node, with the state that they share.
 pub struct Cluster {
-    shared: Arc<Shared>,
-}
-
-impl std::ops::Deref for Cluster {
-    type Target = Shared;
-
-    fn deref(&self) -> &Shared {
-        &self.shared
-    }
-}
-
-/// The state that the controllers of a node share.
-pub struct Shared {
-    objects: ObjectControllers,
+    objects: Arc<ObjectControllers>,
     events: Events,
     tasks: Tasks,
     services_of_all: BTreeSet<String>,
@@ -309,31 +224,9 @@ pub struct Shared {
     uplink: Arc<Uplink>,
 }
 
-impl std::ops::Deref for Shared {
-    type Target = ObjectControllers;
-
-    fn deref(&self) -> &ObjectControllers {
-        &self.objects
-    }
-}
-
 /// The controllers that write the objects of one node, and derive from those of other nodes what it has to know. They
-/// know the node by its [`NodeState`] only. Clones share them.
-#[derive(Clone)]
+/// know the node by its [`NodeState`] only.
 pub struct ObjectControllers {
-    inner: Arc<Inner>,
-}
-
-impl std::ops::Deref for ObjectControllers {
-    type Target = Inner;
-
-    fn deref(&self) -> &Inner {
-        &self.inner
-    }
-}
-
-/// The state that the controllers of a node's objects share.
-pub struct Inner {
     client: Client,
     node: String,
     tunnel: Tunnel,
@@ -353,41 +246,46 @@ pub struct Inner {
 
 impl ObjectControllers {
     /// Starts the controllers, after everything was read; see [`Reflectors::synced`].
-    pub fn run(&self, tasks: &Tasks) {
-        tasks.spawn("sync-networks", self.clone().sync_networks());
-        tasks.spawn("followed-networks", self.clone().watch_networks());
-        tasks.spawn("sync-pods", self.clone().sync_pods());
-        tasks.spawn("fabric", self.clone().reconcile_fabric());
-        tasks.spawn("address-blocks", self.clone().reconcile_blocks());
-        tasks.spawn("networkmembers", self.clone().reconcile_members());
-        tasks.spawn("nodeendpoint", self.clone().reconcile_endpoint());
-        tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
-        tasks.spawn("node-status", self.clone().reconcile_node());
-        tasks.spawn("storage", self.clone().compare_storage());
+    pub fn run(self: &Arc<Self>, tasks: &Tasks) {
+        tasks.spawn("sync-networks", Arc::clone(self).sync_networks());
+        tasks.spawn("followed-networks", Arc::clone(self).watch_networks());
+        tasks.spawn("sync-pods", Arc::clone(self).sync_pods());
+        tasks.spawn("fabric", Arc::clone(self).reconcile_fabric());
+        tasks.spawn("address-blocks", Arc::clone(self).reconcile_blocks());
+        tasks.spawn("networkmembers", Arc::clone(self).reconcile_members());
+        tasks.spawn("nodeendpoint", Arc::clone(self).reconcile_endpoint());
+        tasks.spawn("podinterfaces", Arc::clone(self).reconcile_interfaces());
+        tasks.spawn("node-status", Arc::clone(self).reconcile_node());
+        tasks.spawn("storage", Arc::clone(self).compare_storage());
     }
 }
 
 impl Cluster {
     /// Starts the controllers, after everything was read; see [`Reflectors::synced`].
-    pub fn run(&self) {
+    pub fn run(self: &Arc<Self>) {
         let tasks = &self.tasks;
         self.objects.run(tasks);
-        tasks.spawn("sync-policies", self.clone().sync_policies());
-        tasks.spawn("sync-services", self.clone().sync_services());
+        tasks.spawn("sync-policies", Arc::clone(self).sync_policies());
+        tasks.spawn("sync-services", Arc::clone(self).sync_services());
         // Each of its steps is an attach.
-        tasks.spawn_slow("attachments", ATTACH_LIMIT, self.clone().reconcile_attachments());
+        tasks.spawn_slow("attachments", ATTACH_LIMIT, Arc::clone(self).reconcile_attachments());
         // It may detach pods.
-        tasks.spawn_slow("rights", ATTACH_LIMIT, self.clone().reconcile_rights());
-        tasks.spawn("egress-claims", self.clone().reconcile_egress());
+        tasks.spawn_slow("rights", ATTACH_LIMIT, Arc::clone(self).reconcile_rights());
+        tasks.spawn("egress-claims", Arc::clone(self).reconcile_egress());
+    }
+
+    /// The controllers of the node's objects.
+    pub fn objects(&self) -> &ObjectControllers {
+        &self.objects
     }
 
     /// The kinds that were not read yet, by name.
     pub fn missing(&self) -> Vec<&'static str> {
-        self.cache.tables().missing()
+        self.objects.cache.tables().missing()
     }
 }
 
-impl Inner {
+impl ObjectControllers {
     fn networks(&self, tables: &Tables) -> Arc<Networks> {
         self.cache.networks(tables)
     }
@@ -403,36 +301,4 @@ impl Inner {
     fn policy_versions(&self) -> PolicyVersions {
         *self.applied_policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn interfaces_of((attacher, inspector, sync, uplink): &(Pods, Inspector, Arc<Enforcer>, Arc<Uplink>)) -> Interfaces {
-    let views = inspector.interfaces(&InterfaceFilter::default());
-    let endpoints = views.iter().map(|view| view.attachment.endpoint);
-    Interfaces {
-        refused: uplink.refused_interfaces(),
-        lost: attacher.lost_rights(),
-        closed: endpoints
-            .filter_map(|endpoint| Some((endpoint, sync.closed_endpoint(endpoint)?)))
-            .collect(),
-        views,
-    }
-}
-
-/// A function of a part of the node.
-fn with<S, T>(part: &S, read: impl Fn(&S) -> T + Send + Sync + 'static) -> Read<T>
-where
-    S: Clone + Send + Sync + 'static,
-{
-    let part = part.clone();
-    Arc::new(move || read(&part))
-}
-
-/// An asynchronous function of a part of the node.
-fn acting<S, T, F>(part: &S, act: impl Fn(S, T) -> F + Send + Sync + 'static) -> Act<T, F::Output>
-where
-    S: Clone + Send + Sync + 'static,
-    F: Future + Send + 'static,
-{
-    let part = part.clone();
-    Arc::new(move |argument| act(part.clone(), argument).boxed())
 }

@@ -61,7 +61,7 @@ type NetworkUid = (String, String);
 
 impl ObjectControllers {
     /// Reports changes for as long as the agent runs.
-    pub(super) async fn reconcile_members(self) {
+    pub(super) async fn reconcile_members(self: Arc<Self>) {
         let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut retries = Retries::default();

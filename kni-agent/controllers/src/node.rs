@@ -1,14 +1,14 @@
 //! Reports the state of the node in its `NodeNetwork`, by which kni-controller sets the node's taint and extended
 //! resources.
 
+mod schedule;
+
 use std::{
     collections::BTreeMap,
-    hash::Hasher as _,
     sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use fnv::FnvHasher;
 use kni_api::{
     Condition, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkSummary,
     node_network::{ClosedNamespace, NodeNetworkEntry, PolicySummary, RefusedPolicy},
@@ -25,106 +25,15 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{ObjectControllers, interfaces::FIELD_MANAGER};
 use kni_cluster::{Key, Tables, needs_blocks, taken_blocks};
+pub(super) use schedule::SentStatus;
+use schedule::VersionTimes;
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
-/// Minimum time between writes that change only figures.
-const FIGURES: Duration = Duration::from_secs(10);
-/// The same where the versions of policies change too, as long as no egress policy is new: only these wait for them.
-const VERSIONS: Duration = Duration::from_secs(5);
-/// The same in a cluster of many nodes, for each of them. The nodes learn of a policy at the same time; each waits for
-/// its part of the whole time, so that together they write at most a hundred versions a second.
-const VERSIONS_PER_NODE: Duration = Duration::from_millis(10);
-/// Into how many parts the time is divided in which the nodes of a cluster write; a prime number.
-const PARTS: u16 = 9973;
-/// Maximum number of refused policies, and of namespaces beyond their quota, that are listed.
+/// Maximum number of refused policies, and of namespaces over their quota, that are listed.
 const MOST_REFUSED: usize = 64;
-
-/// The last written status of the node.
-#[derive(Debug)]
-pub(super) struct SentStatus {
-    sent: NodeNetworkStatus,
-    /// What the API server made of it.
-    stored: Option<NodeNetworkStatus>,
-    at: Instant,
-    /// Since when versions of policies wait.
-    versions_wait: Option<Instant>,
-    /// The egress policies and their generations.
-    egress: BTreeMap<Key, i64>,
-}
-
-impl SentStatus {
-    /// Whether the difference to what was sent last can wait. `egress` are the present egress policies.
-    fn can_wait(
-        &mut self,
-        now: Instant,
-        status: &NodeNetworkStatus,
-        egress: &BTreeMap<Key, i64>,
-        times: &VersionTimes,
-    ) -> bool {
-        let written = now.saturating_duration_since(self.at);
-        let mut same = status.clone();
-        take_figures(&mut same, &self.sent);
-        if same == self.sent {
-            return written < FIGURES;
-        }
-        take_versions(&mut same, &self.sent);
-        if same != self.sent || self.egress != *egress {
-            return false;
-        }
-        let since = *self.versions_wait.get_or_insert(now);
-        now.saturating_duration_since(since) < times.delay || written < times.pause
-    }
-}
-
-/// When a node writes versions of policies.
-#[derive(Debug, PartialEq)]
-struct VersionTimes {
-    /// Minimum time between two writes.
-    pause: Duration,
-    /// How long after a change: different for each node.
-    delay: Duration,
-}
-
-impl VersionTimes {
-    /// The times of `node` in a cluster of so many nodes.
-    fn new(node: &str, nodes: usize) -> Self {
-        let all = VERSIONS_PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
-        let mut hash = FnvHasher::default();
-        hash.write(node.as_bytes());
-        // Remainders of the whole hash are spread better than its upper or lower bits.
-        let part = u16::try_from(hash.finish() % u64::from(PARTS)).unwrap_or(0);
-        Self {
-            pause: VERSIONS.max(all),
-            delay: all.mul_f64(f64::from(part) / f64::from(PARTS)),
-        }
-    }
-}
-
-/// Takes what changes with every pod or claim from `other`.
-fn take_figures(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
-    status.interfaces = other.interfaces;
-    for entry in &mut status.networks {
-        let Some(before) = other.networks.iter().find(|before| before.name == entry.name) else {
-            continue;
-        };
-        entry.blocks.clone_from(&before.blocks);
-        entry.capacity = before.capacity;
-        entry.used = before.used;
-        if entry.allocatable.is_some() && before.allocatable.is_some() {
-            entry.allocatable = before.allocatable;
-        }
-    }
-}
-
-/// Takes the number and the versions of policies from `other`.
-fn take_versions(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
-    let (policies, other) = (&mut status.policies, &other.policies);
-    policies.known = other.known;
-    policies.resource_versions.clone_from(&other.resource_versions);
-}
 
 /// The egress policies and their generations.
 fn egress_generations(tables: &Tables) -> BTreeMap<Key, i64> {
@@ -138,7 +47,7 @@ impl ObjectControllers {
     }
 
     /// Writes the node's state for as long as the agent runs.
-    pub(super) async fn reconcile_node(self) {
+    pub(super) async fn reconcile_node(self: Arc<Self>) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.state.changes.clone();
@@ -446,56 +355,5 @@ fn state_lost(agent: &StatusView) -> Condition {
     match &agent.state_lost {
         Some(report) => Condition::now("StateLost", true, "Recovered", report, None),
         None => Condition::now("StateLost", false, "AsExpected", "the state is complete", None),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_of_policies_wait_for_the_part_of_the_node() {
-        let times = VersionTimes {
-            pause: Duration::from_secs(5),
-            delay: Duration::from_secs(2),
-        };
-        let (egress, start) = (BTreeMap::new(), Instant::now());
-        let mut sent = SentStatus {
-            sent: NodeNetworkStatus::default(),
-            stored: None,
-            at: start,
-            versions_wait: None,
-            egress: egress.clone(),
-        };
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut status = sent.sent.clone();
-        status.policies.known = 1;
-        assert!(sent.can_wait(at(60), &status, &egress, &times));
-        status.policies.known = 2;
-        let again = sent.can_wait(at(61), &status, &egress, &times);
-        assert!(again, "a second change begins no new delay");
-        assert!(!sent.can_wait(at(62), &status, &egress, &times));
-        sent.at = at(62);
-        let written = sent.can_wait(at(66), &status, &egress, &times);
-        assert!(written, "it was written a moment ago");
-        let new = BTreeMap::from([(Key::new("a", "b"), 1)]);
-        let new = sent.can_wait(at(66), &status, &new, &times);
-        assert!(!new, "the status of an egress policy waits");
-        status.conditions = vec![Condition::now("Ready", false, "NotReady", "", None)];
-        let condition = sent.can_wait(at(66), &status, &egress, &times);
-        assert!(!condition, "a condition never waits");
-    }
-
-    #[test]
-    fn many_nodes_share_the_time_in_which_they_write() {
-        assert_eq!(VersionTimes::new("node1", 3).pause, VERSIONS);
-        assert!(VersionTimes::new("node1", 3).delay < Duration::from_millis(30));
-        let mut tenths = [0; 10];
-        for number in 0..5000 {
-            let times = VersionTimes::new(&format!("node-{number}.example"), 5000);
-            assert_eq!(times.pause, Duration::from_secs(50));
-            tenths[usize::try_from(times.delay.as_secs() / 5).unwrap()] += 1;
-        }
-        assert!(tenths.iter().all(|count| (400..=600).contains(count)), "{tenths:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Follows the rights of running pods: reports those that are lost, and detaches the interfaces whose network demands
 //! it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kni_model::{AccessRule, IfName, SandboxId};
 use kni_pods::LostRight;
@@ -21,10 +21,10 @@ type Lost = BTreeMap<(SandboxId, IfName), LostRight>;
 
 impl Cluster {
     /// Runs as long as the agent.
-    pub(super) async fn reconcile_rights(self) {
+    pub(super) async fn reconcile_rights(self: Arc<Self>) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut known = self.cache.changes();
+        let mut known = self.objects.cache.changes();
         let mut attached = self.attacher.changes();
         let mut reported = Lost::new();
         let mut seen = None;
@@ -38,7 +38,7 @@ impl Cluster {
             };
             let ticked = kni_tasks::waiting(next).await;
             let versions = {
-                let tables = self.cache.tables();
+                let tables = self.objects.cache.tables();
                 (tables.namespaces.version(), tables.networks.version())
             };
             if !ticked && seen == Some(versions) {

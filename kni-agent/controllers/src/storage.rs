@@ -4,7 +4,7 @@
 //! reached: such a watch reports nothing until then, and never what the restore has undone. An API server is restarted
 //! when its storage is restored, so objects of the node are compared whenever a watch was interrupted.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kni_api::AddressBlock;
@@ -63,7 +63,7 @@ impl Storage {
 
 impl ObjectControllers {
     /// Compares for as long as the agent runs.
-    pub(super) async fn compare_storage(self) {
+    pub(super) async fn compare_storage(self: Arc<Self>) {
         let mut interruptions = self.interruptions.subscribe();
         while kni_tasks::waiting(interruptions.changed()).await.is_ok() {
             // Now: what the agent writes from here on may be newer than a restore.

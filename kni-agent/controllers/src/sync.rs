@@ -1,5 +1,7 @@
 //! Passes objects from the API server to the engines: policies at once, everything else after a short delay.
 
+mod services;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, MutexGuard, PoisonError},
@@ -8,13 +10,7 @@ use std::{
 
 use kni_enforcement::Enforcer;
 use kni_flows::RemotePods;
-use kni_model::{
-    AccessRefusal, NetworkName, Sandbox, SandboxId, joining,
-    network::EgressMode,
-    policy::PolicyKind,
-    service::{EndpointSlice, Service},
-    view::DesiredNetworks,
-};
+use kni_model::{Sandbox, SandboxId, policy::PolicyKind, view::DesiredNetworks};
 
 use kni_cluster::{ClusterCache, Networks, Tables};
 use kni_pods::Pods;
@@ -26,6 +22,8 @@ use super::{
     retry::Retry,
     state::{Peer, PeerChanges},
 };
+pub(super) use services::apply_services;
+use services::services;
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
@@ -86,7 +84,7 @@ impl ObjectControllers {
     }
 
     /// Applies changes of networks for as long as the agent runs, and repeats what fails.
-    pub(super) async fn sync_networks(self) {
+    pub(super) async fn sync_networks(self: Arc<Self>) {
         let mut changes = self.cache.changes();
         let mut attached = self.state.changes.clone();
         let mut tried = None;
@@ -133,7 +131,7 @@ impl ObjectControllers {
 
     /// Updates the labels of the node's pods, and the pods of other nodes that policies may select. Runs as long as the
     /// agent.
-    pub(super) async fn sync_pods(self) {
+    pub(super) async fn sync_pods(self: Arc<Self>) {
         let mut changes = self.cache.changes();
         let mut attached = self.state.changes.clone();
         let mut seen = None;
@@ -212,13 +210,13 @@ impl ObjectControllers {
 impl Cluster {
     /// Applies changes of policies within some milliseconds after the API server reports them. Runs as long as the
     /// agent.
-    pub(super) async fn sync_policies(self) {
-        let mut changes = self.cache.changes();
+    pub(super) async fn sync_policies(self: Arc<Self>) {
+        let mut changes = self.objects.cache.changes();
         let mut seen = (None, None);
         let mut waits = false;
         loop {
             let (policies, namespaces, versions, newest) = {
-                let tables = self.cache.tables();
+                let tables = self.objects.cache.tables();
                 let versions = (Some(tables.policy_version()), Some(tables.namespaces.version()));
                 let policies = (seen.0 != versions.0).then(|| {
                     let valid = tables.policies().filter_map(|row| row.policy.as_ref().ok());
@@ -254,7 +252,7 @@ impl Cluster {
                 }
             }
             if !waits {
-                self.applied_policies(newest);
+                self.objects.applied_policies(newest);
             }
             let next = async {
                 tokio::select! {
@@ -269,12 +267,12 @@ impl Cluster {
     }
 
     /// Applies changes of Services and their endpoints for as long as the agent runs.
-    pub(super) async fn sync_services(self) {
-        let mut changes = self.cache.changes();
+    pub(super) async fn sync_services(self: Arc<Self>) {
+        let mut changes = self.objects.cache.changes();
         let mut seen = None;
         loop {
             let versions = {
-                let tables = self.cache.tables();
+                let tables = self.objects.cache.tables();
                 // Networks admit Services by the labels of namespaces.
                 (
                     tables.services.version(),
@@ -284,7 +282,7 @@ impl Cluster {
             };
             if seen != Some(versions) {
                 seen = Some(versions);
-                apply_services(&self.cache, &self.sync, &self.services_of_all).await;
+                apply_services(&self.objects.cache, &self.sync, &self.services_of_all).await;
             }
             if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;
@@ -296,32 +294,16 @@ impl Cluster {
     /// Updates labels and named ports of the attached pods before the first policies, which also gives pods theirs
     /// whose records were rebuilt.
     pub async fn relabel(&self) {
-        relabel(&self.cache, &self.attacher).await;
+        relabel(&self.objects.cache, &self.attacher).await;
     }
 
     /// Gives the enforcement service the pods of other nodes before the first policies, which otherwise take from them
     /// the identities that an earlier agent wrote.
     pub async fn load_peers(&self) {
-        for Peer { node, pod } in self.first_peers().await.put {
+        for Peer { node, pod } in self.objects.first_peers().await.put {
             self.remote_pods.put(&node, &pod);
             self.sync.put_peer(pod);
         }
-    }
-}
-
-/// Applies the Services and their endpoints.
-pub(super) async fn apply_services(cache: &ClusterCache, sync: &Arc<Enforcer>, shared: &BTreeSet<String>) {
-    let (services, slices) = {
-        let tables = cache.tables();
-        services(&tables, &cache.networks(&tables), shared)
-    };
-    let sync = Arc::clone(sync);
-    let done = tokio::task::spawn_blocking(move || {
-        sync.set_services(services, slices);
-        sync.sync()
-    });
-    if let Err(error) = done.await {
-        tracing::error!(%error, "cannot process the cluster's services");
     }
 }
 
@@ -373,42 +355,6 @@ fn put_peers(sync: &Enforcer, remote_pods: &RemotePods, PeerChanges { put, gone 
     }
     // The enforcement service logs and retries failures.
     let _told = sync.sync_policies().is_ok();
-}
-
-/// The Services, with a copy of each shared one for every network with egress.
-fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> (Vec<Service>, Vec<EndpointSlice>) {
-    let leaving = networks.desired.networks.iter().map(|(spec, _)| spec);
-    let leaving: Vec<&NetworkName> = leaving
-        .filter(|spec| !spec.default && spec.egress == EgressMode::Masquerade)
-        .map(|spec| &spec.name)
-        .collect();
-    let mut services = Vec::new();
-    for service in tables.services.rows().values().filter_map(|row| row.as_ref().ok()) {
-        let is_shared = shared.contains(&service.reference.to_string());
-        // The operator shares a Service, so no network refuses it.
-        if !is_shared && let Err(refusal) = admitted(tables, networks, service) {
-            tracing::debug!(service = %service.reference, %refusal, "the Service is not applied");
-            continue;
-        }
-        services.push(service.clone());
-        if is_shared && service.network.is_none() && !service.foreign {
-            services.extend(leaving.iter().map(|network| Service {
-                network: Some((*network).clone()),
-                ..service.clone()
-            }));
-        }
-    }
-    let slices = tables.slices.rows().values().filter_map(|row| row.as_ref().ok());
-    (services, slices.cloned().collect())
-}
-
-/// Whether the network of a Service admits its namespace. A namespace that is not known yet has no labels.
-fn admitted(tables: &Tables, networks: &Networks, service: &Service) -> Result<(), AccessRefusal> {
-    let namespace = &service.reference.namespace;
-    let labels = tables.namespace_labels(namespace);
-    let labels = labels.unwrap_or_else(|| joining::unknown_namespace(namespace));
-    let specs = networks.desired.networks.iter().map(|(spec, _)| spec);
-    joining::admits_service(specs, service, &labels)
 }
 
 /// The initial objects for the agent, before it serves.

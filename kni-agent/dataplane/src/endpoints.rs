@@ -1,17 +1,16 @@
 //! Writes the rows of endpoints and addresses in an order in which the programs never see an incomplete endpoint.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+mod addresses;
+mod verify;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use kni_common::{
     IFINDEX_BASE,
-    address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue, from_ip},
+    address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue},
     config::{Config, FlowShare},
     counter::{Counter, DropKey, EventGate},
     endpoint::{EndpointPolicy, EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
-    uplink::OUTSIDE,
 };
 use kni_model::{EndpointId, Enforcement, NetworkId};
 
@@ -24,6 +23,8 @@ use super::{
     routes::RouteTable,
     table::{PerCpuTable, Table},
 };
+use addresses::exposed_networks;
+pub(super) use addresses::is_stale;
 
 /// The maps with rows per endpoint.
 pub(super) struct EndpointMaps {
@@ -267,27 +268,6 @@ impl EndpointMaps {
         Ok(enforce::of_rows(&self.rows()?, &self.policies.rows()?))
     }
 
-    fn write_addresses(&self, config: &EndpointConfig, incarnation: u32) -> Result<(), DataplaneError> {
-        for address in config.addresses() {
-            let value = AddressValue {
-                endpoint: config.endpoint.0,
-                incarnation,
-            };
-            self.addresses.put(&address_key(config, address), &value)?;
-            if self.exposed.contains(&config.network.get()) {
-                self.expose(address, value)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn write_interface(&self, config: &EndpointConfig) -> Result<(), DataplaneError> {
-        match config.plugin {
-            Some(ifindex) => self.interfaces.put(&ifindex, &config.endpoint.0),
-            None => Ok(()),
-        }
-    }
-
     /// Clears ready first. The free row keeps a new generation, so that the highest one is never lost.
     pub(super) fn withdraw(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let row = self.row(endpoint)?;
@@ -311,48 +291,6 @@ impl EndpointMaps {
         self.remove_counts(endpoint)
     }
 
-    fn remove_addresses_of(&self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
-        for address in [from_ip(IpAddr::from(row.ipv4)), row.ipv6] {
-            for network in [row.network, OUTSIDE] {
-                let key = AddressKey { network, address };
-                // The address may have a new owner already.
-                if self
-                    .addresses
-                    .get(&key)?
-                    .is_some_and(|value| value.endpoint == endpoint.0)
-                {
-                    self.addresses.remove(&key)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Walks over all rows: for rows whose owner is unknown.
-    fn remove_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        let rows = self.addresses.rows()?.into_iter();
-        let stale = rows
-            .filter(|(_, value)| value.endpoint == endpoint.0)
-            .map(|(key, _)| key);
-        self.addresses.remove_all(&stale.collect::<Vec<_>>())
-    }
-
-    /// Removes rows of addresses and interfaces that match no endpoint's row, network and incarnation, by a walk. Rows
-    /// of services stay.
-    pub(super) fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
-        let endpoints: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
-        let policies: BTreeMap<u32, EndpointPolicy> = self.policies.rows()?.into_iter().collect();
-        let interfaces = self.interfaces.rows()?.into_iter();
-        let gone = interfaces
-            .filter(|(ifindex, endpoint)| policies.get(endpoint).is_none_or(|row| row.ifindex != *ifindex))
-            .map(|(ifindex, _)| ifindex);
-        self.interfaces.remove_all(&gone.collect::<Vec<_>>())?;
-        let rows = self.addresses.rows()?.into_iter();
-        let stale = rows.filter(|(key, value)| is_stale(key, *value, endpoints.get(&value.endpoint), &self.exposed));
-        self.addresses
-            .remove_all(&stale.map(|(key, _)| key).collect::<Vec<_>>())
-    }
-
     /// Endpoints that have a row or an address.
     pub(super) fn published(&self) -> Result<Vec<EndpointId>, DataplaneError> {
         let rows = self.rows()?.into_iter();
@@ -371,77 +309,11 @@ impl EndpointMaps {
         Ok(found)
     }
 
-    pub(super) fn verify(&self, config: &EndpointConfig) -> Vec<String> {
-        self.problems(config).unwrap_or_else(|error| vec![error.to_string()])
-    }
-
-    fn problems(&self, config: &EndpointConfig) -> Result<Vec<String>, DataplaneError> {
-        let row = self.row(config.endpoint)?;
-        let enforcement = self.enforced.get(config.endpoint)?;
-        let routed = self.routes.is_routed(config.network);
-        if row != self.desired(config, Age::of(&row), routed, true) {
-            let problem = format!("map ENDPOINTS has another row for endpoint {}", config.endpoint);
-            return Ok(vec![problem]);
-        }
-        if self.policy(config.endpoint)? != config.policy(enforcement) {
-            let problem = format!("map ENDPOINT_POLICIES has another row for endpoint {}", config.endpoint);
-            return Ok(vec![problem]);
-        }
-        let mut problems = Vec::new();
-        for address in config.addresses() {
-            let expected = AddressValue {
-                endpoint: config.endpoint.0,
-                incarnation: row.incarnation,
-            };
-            if self.addresses.get(&address_key(config, address))? != Some(expected) {
-                problems.push(format!("map ADDRESSES has no row for {address}"));
-            }
-        }
-        if let Some(ifindex) = config.plugin
-            && self.interfaces.get(&ifindex)? != Some(config.endpoint.0)
-        {
-            problems.push(format!("map INTERFACES has no row for interface {ifindex}"));
-        }
-        Ok(problems)
-    }
-
     /// Index of an endpoint's host interface in its row; of a free row, the index that it would have.
     pub(super) fn host_ifindex(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
         let found = self.policy(endpoint)?.ifindex;
         Ok(if found == 0 { IFINDEX_BASE + endpoint.0 } else { found })
     }
-}
-
-fn address_key(config: &EndpointConfig, address: IpAddr) -> AddressKey {
-    AddressKey {
-        network: config.network.get(),
-        address: from_ip(address),
-    }
-}
-
-/// The networks that an earlier agent has exposed.
-fn exposed_networks(
-    addresses: &Table<AddressKey, AddressValue>,
-    rows: &[(u32, EndpointRow)],
-) -> Result<BTreeSet<u32>, DataplaneError> {
-    let networks: BTreeMap<u32, u32> = rows.iter().map(|(endpoint, row)| (*endpoint, row.network)).collect();
-    let outside = addresses.rows()?.into_iter().filter(|(key, _)| key.network == OUTSIDE);
-    let exposed = outside.filter_map(|(_, value)| networks.get(&value.endpoint).copied());
-    Ok(exposed.filter(|network| *network != 0).collect())
-}
-
-pub(super) fn is_stale(
-    key: &AddressKey,
-    value: AddressValue,
-    row: Option<&EndpointRow>,
-    exposed: &BTreeSet<u32>,
-) -> bool {
-    let is_of = |row: &EndpointRow| match key.network {
-        OUTSIDE => exposed.contains(&row.network),
-        network => row.network == network,
-    };
-    let matches = |row: &EndpointRow| is_of(row) && row.incarnation == value.incarnation;
-    value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(matches)
 }
 
 /// Maps for tests, without a pin.
@@ -494,34 +366,6 @@ mod tests {
         super::routes::{RemoteRoute, RemoteRoutes, RouteEgress},
         *,
     };
-
-    #[test]
-    fn a_services_address_is_never_stale() {
-        let key = AddressKey {
-            network: 3,
-            address: [1; 16],
-        };
-        let of = |endpoint, incarnation| AddressValue { endpoint, incarnation };
-        let row = EndpointRow {
-            network: 3,
-            incarnation: 8,
-            generation: 9,
-            ..EndpointRow::default()
-        };
-        assert!(!is_stale(&key, of(ADDRESS_OF_SERVICE, 0), None, &BTreeSet::new()));
-        assert!(!is_stale(&key, of(1, 8), Some(&row), &BTreeSet::new()));
-        assert!(
-            is_stale(&key, of(1, 9), Some(&row), &BTreeSet::new()),
-            "the generation is not the incarnation"
-        );
-        assert!(is_stale(&key, of(1, 8), None, &BTreeSet::new()));
-        assert!(is_stale(
-            &AddressKey { network: 4, ..key },
-            of(1, 8),
-            Some(&row),
-            &BTreeSet::new()
-        ));
-    }
 
     #[test]
     fn flows_are_judged_again_once_after_each_move() {

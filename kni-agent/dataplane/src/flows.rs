@@ -1,15 +1,17 @@
 //! Sweeps the flow tables: removes expired rows, counts flows by endpoint, removes flows to deleted backends.
 
+mod owners;
+mod shares;
+
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
 use kni_common::{
-    address::from_ip,
-    config::{FlowCount, FlowShare, SHARE_WINDOW_SHIFT},
-    endpoint::{EndpointRow, is_older},
-    flow::{END_LOCAL, FLOW_SERVICE, FLOW_TRANSLATED, FlowEnd, FlowKey4, FlowKey6, FlowValue, WINDOW_SHIFT},
+    config::FlowShare,
+    endpoint::EndpointRow,
+    flow::{END_LOCAL, FLOW_SERVICE, FLOW_TRANSLATED, FlowKey4, FlowKey6, FlowValue, WINDOW_SHIFT},
     service::ServiceKey,
     uplink::{Masquerade, OUTSIDE},
 };
@@ -21,8 +23,10 @@ use super::{
     flow_list,
     pin::Pins,
     table::{Row, Table},
-    tuple::{FlowKey, Tuple, is_reply_row, sends_second, translated},
+    tuple::{FlowKey, Tuple, is_reply_row, translated},
 };
+use owners::{Owners, local_end};
+use shares::shares;
 
 /// The flows that count for an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -259,68 +263,6 @@ const fn low(jiffies: u64) -> u32 {
     jiffies as u32
 }
 
-/// The local end of a flow with one, else the sender.
-fn local_end(value: &FlowValue) -> Option<FlowEnd> {
-    let second = sends_second(value);
-    [value.sender(second), value.receiver(second)]
-        .into_iter()
-        .find(|(kind, _)| *kind == END_LOCAL)
-        .map(|(_, end)| end)
-}
-
-/// The endpoint rows, to recognise flows of earlier owners.
-struct Owners<'a> {
-    rows: HashMap<u32, &'a EndpointRow>,
-    egress: HashMap<u32, &'a Masquerade>,
-}
-
-impl<'a> Owners<'a> {
-    fn new(endpoints: &'a [(u32, EndpointRow)], egress: &'a [(u32, Masquerade)]) -> Self {
-        let published = endpoints.iter().filter(|(_, row)| row.network != 0);
-        let leaving = egress.iter().filter(|(_, row)| row.last != 0);
-        Self {
-            rows: published.map(|(endpoint, row)| (*endpoint, row)).collect(),
-            egress: leaving.map(|(endpoint, row)| (*endpoint, row)).collect(),
-        }
-    }
-
-    /// Whether the end is still the endpoint's.
-    fn is_current(&self, end: FlowEnd) -> bool {
-        self.rows
-            .get(&end.id)
-            .is_some_and(|row| !is_older(end.generation, row.incarnation))
-    }
-
-    /// Whether a row of a flow across the uplink belonged to a deleted endpoint: it would block its port for the rest
-    /// of its lifetime. An endpoint that was added after the rows were read has flows from `now` on only.
-    fn is_orphan(&self, value: &FlowValue, now: u32) -> bool {
-        let has_no_owner = || !local_end(value).is_some_and(|end| self.is_current(end));
-        value.age(now) > 0 && has_no_owner()
-    }
-
-    /// Whether the endpoint of a masqueraded flow leaves with another address by now. The programs end the flow with
-    /// its next packet; its peer may send more to the former address.
-    fn has_moved(&self, tuple: &Tuple, value: &FlowValue) -> bool {
-        let egress = local_end(value).and_then(|end| self.egress.get(&end.id));
-        let Some(egress) = egress.filter(|_| is_reply_row(value)) else {
-            return false;
-        };
-        tuple.destination != from_ip(egress.ipv4.into()) && tuple.destination != egress.ipv6
-    }
-
-    /// The endpoint that the flow counts for, and whether it was opened to it from elsewhere; `None` where the flow is
-    /// of an earlier owner of its number.
-    fn of(&self, value: &FlowValue) -> Option<(EndpointId, bool)> {
-        let second = sends_second(value);
-        let opened_by_sender = !value.is_reply(second);
-        let (kind, opener) = value.sender(second == opened_by_sender);
-        let inbound = kind != END_LOCAL;
-        let (_, receiver) = value.receiver(second == opened_by_sender);
-        let owner = if inbound { receiver } else { opener };
-        self.is_current(owner).then_some((EndpointId(owner.id), inbound))
-    }
-}
-
 /// Removes expired rows, adds the others to the census and returns how many rows stay.
 fn sweep<K: FlowKey + Row>(
     table: &Table<K, FlowValue>,
@@ -398,61 +340,16 @@ fn class(used: &mut FlowUse, protocol: u8, inbound: bool) -> &mut u32 {
     }
 }
 
-/// The rows of `FLOW_SHARES`, including those of endpoints without flows. `capacity`: rows of a flow table.
-fn shares(
-    now: u64,
-    endpoints: &[(u32, EndpointRow)],
-    counted: &BTreeMap<EndpointId, FlowUse>,
-    capacity: u32,
-) -> Vec<(u32, FlowShare)> {
-    let window = low(now >> SHARE_WINDOW_SHIFT);
-    let limits = limits(endpoints, counted, capacity);
-    let published = endpoints.iter().filter(|(_, row)| row.network != 0);
-    published
-        .map(|(endpoint, row)| {
-            let used = counted.get(&EndpointId(*endpoint)).copied().unwrap_or_default();
-            let count = |counted| FlowCount { counted, opened: 0 };
-            let share = FlowShare {
-                window,
-                limit: limits.get(&row.network).copied().unwrap_or(0),
-                connections: count(used.connections),
-                datagrams: count(used.datagrams),
-                inbound: count(used.inbound),
-            };
-            (*endpoint, share)
-        })
-        .collect()
-}
-
-/// The limits of endpoints in networks that have more than half of a table: an equal part of that half, so that the
-/// interfaces of one tenant together leave room for all others.
-fn limits(
-    endpoints: &[(u32, EndpointRow)],
-    counted: &BTreeMap<EndpointId, FlowUse>,
-    capacity: u32,
-) -> BTreeMap<u32, u32> {
-    let mut networks: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
-    for (endpoint, row) in endpoints.iter().filter(|(_, row)| row.network != 0) {
-        let used = counted.get(&EndpointId(*endpoint)).copied().unwrap_or_default();
-        let (members, flows) = networks.entry(row.network).or_default();
-        *members += 1;
-        *flows = flows.saturating_add(used.total());
-    }
-    let several = networks.len() > 1;
-    let half = capacity / 2;
-    let crowded = networks.into_iter().filter(|(_, (_, flows))| several && *flows > half);
-    crowded
-        .map(|(network, (members, _))| (network, (half / members).max(1)))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
 
     use kni_common::{
         address::from_ip,
-        flow::{END_OUTSIDE, END_STACK, FLOW_CLOSED, FLOW_FROM_SECOND, FLOW_HAIRPIN, FLOW_OPENED_BY_SECOND, Ports},
+        config::{FlowCount, SHARE_WINDOW_SHIFT},
+        flow::{
+            END_OUTSIDE, END_STACK, FLOW_CLOSED, FLOW_FROM_SECOND, FLOW_HAIRPIN, FLOW_OPENED_BY_SECOND, FlowEnd, Ports,
+        },
         service::BackendValue,
     };
 
@@ -767,35 +664,6 @@ mod tests {
             tables.sweep(now, &endpoints, &[]).unwrap();
             assert_eq!(holds(&tables, &question), stays, "{age}");
         }
-    }
-
-    #[test]
-    fn a_network_with_more_than_half_of_the_table_is_limited() {
-        let row = |network| EndpointRow {
-            network,
-            ..EndpointRow::default()
-        };
-        let endpoints = [(1, row(1)), (2, row(1)), (3, row(2)), (4, row(0))];
-        let used = |connections| FlowUse {
-            connections,
-            ..FlowUse::default()
-        };
-        let counted = |one, other| {
-            [(EndpointId(1), used(one)), (EndpointId(2), used(other))]
-                .into_iter()
-                .collect()
-        };
-        assert_eq!(limits(&endpoints, &counted(300, 200), 1000), BTreeMap::new());
-        assert_eq!(
-            limits(&endpoints, &counted(300, 201), 1000),
-            [(1, 250)].into_iter().collect()
-        );
-        let only_one = &endpoints[..2];
-        assert_eq!(
-            limits(only_one, &counted(900, 0), 1000),
-            BTreeMap::new(),
-            "nobody else needs it"
-        );
     }
 
     /// The tuple of replies to port `port` of the node, and their row; the pod is endpoint 1.

@@ -31,6 +31,7 @@ mod policy;
 mod preemption;
 mod program;
 mod program_log;
+mod published;
 mod records;
 mod remote;
 mod repair;
@@ -199,11 +200,6 @@ impl Dataplane {
         Ok((dataplane, events))
     }
 
-    /// Endpoints that fit (row 0 is none).
-    pub fn capacity(&self) -> u32 {
-        self.max_endpoints.saturating_sub(1)
-    }
-
     /// The copy of the agent's records.
     pub fn records(&self) -> &Arc<RecordMap> {
         &self.records
@@ -212,43 +208,6 @@ impl Dataplane {
     /// Folder of the pinned maps.
     pub fn pin_path(&self) -> PathBuf {
         self.pins.maps_dir()
-    }
-
-    /// Makes an endpoint ready: its row and its addresses, in an order in which no packet finds an incomplete endpoint
-    /// (I1, I2).
-    ///
-    /// Its policies must have been applied before ([`kni_model::PolicyStep::Enforce`]), otherwise this fails with
-    /// [`DataplaneError::NotEnforced`].
-    pub fn publish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
-        lock(&self.endpoints).publish(endpoint)
-    }
-
-    /// Updates an endpoint that an earlier agent published, without interrupting its traffic.
-    pub fn republish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
-        lock(&self.endpoints).republish(endpoint)
-    }
-
-    /// Stops an endpoint's traffic and removes its addresses, counters, egress source, host ports and enforcement.
-    /// Idempotent.
-    pub fn withdraw(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        lock(&self.endpoints).withdraw(endpoint)?;
-        lock(&self.uplink).remove(endpoint)
-    }
-
-    /// Removes addresses that their endpoint does not have: an agent that is killed inside [`Self::withdraw`] leaves
-    /// them without a row that refers to them. For the start, after [`Self::republish`] of all kept endpoints.
-    pub fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
-        lock(&self.endpoints).remove_stale_addresses()
-    }
-
-    /// The endpoint of a row, whichever agent wrote it; `None` if the row is free.
-    pub fn published(&self, endpoint: EndpointId) -> Result<Option<EndpointConfig>, DataplaneError> {
-        lock(&self.endpoints).config_of(endpoint)
-    }
-
-    /// Endpoints with a row or an address, of any agent.
-    pub fn published_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
-        lock(&self.endpoints).published()
     }
 
     /// Sets the route action of a network's packets to addresses without endpoint. Where the network's egress changes,
@@ -301,11 +260,6 @@ impl Dataplane {
         lock(&self.endpoints).forwarded(endpoint)
     }
 
-    /// Differences between an endpoint's rows and the expected ones.
-    pub fn verify(&self, endpoint: &EndpointConfig) -> Vec<String> {
-        lock(&self.endpoints).verify(endpoint)
-    }
-
     /// The pinned maps. Counts rows, which takes milliseconds for a full flow table.
     pub fn maps(&self) -> Result<Vec<MapView>, DataplaneError> {
         inspect::maps(&self.pins, &self.specs, self.published_count()?)
@@ -316,11 +270,6 @@ impl Dataplane {
     pub fn map_pressure(&self) -> Result<Vec<(String, u32, u32)>, DataplaneError> {
         let census = lock(&self.census).clone();
         inspect::pressure(&self.pins, &self.specs, self.published_count()?, census.as_ref())
-    }
-
-    fn published_count(&self) -> Result<u32, DataplaneError> {
-        let published = lock(&self.endpoints).enforcements()?.len();
-        Ok(u32::try_from(published).unwrap_or(u32::MAX))
     }
 
     /// The rows of policy. Endpoints are the published ones.

@@ -128,7 +128,7 @@ fn sealed_backends(rows: &[(BackendKey, BackendValue)]) -> Vec<(BackendKey, Back
     rows.iter().map(sealed).collect()
 }
 
-/// A row without its check word. A wrong one remains, so that the row differs from every row that is wanted.
+/// A row without its check word. A wrong one remains, so that the row differs from every row that is desired.
 fn unsealed_service((key, row): (ServiceKey, ServiceValue)) -> (ServiceKey, ServiceValue) {
     let check = row.check ^ row.seal(&key);
     (key, ServiceValue { check, ..row })

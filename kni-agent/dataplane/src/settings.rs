@@ -86,10 +86,10 @@ impl NodeConfig {
             sctp_established: ticks.count(sctp_established),
             other_established: ticks.count(other_established),
             uplink: current.uplink,
-            judged_mark: if current.judged_mark == 0 || current.judged_mark & MARKS_OF_OTHERS != 0 {
+            evaluated_mark: if current.evaluated_mark == 0 || current.evaluated_mark & MARKS_OF_OTHERS != 0 {
                 random_mark()
             } else {
-                current.judged_mark
+                current.evaluated_mark
             },
         }
     }
@@ -155,19 +155,19 @@ mod tests {
     fn the_mark_of_judged_packets_is_made_once() {
         let row = |current| NodeConfig::default().row(Ticks::with_hz(250), current);
         let first = row(Config::default());
-        assert_ne!(first.judged_mark, 0, "a packet without a mark has mark 0");
+        assert_ne!(first.evaluated_mark, 0, "a packet without a mark has mark 0");
         assert_eq!(
-            row(first).judged_mark,
-            first.judged_mark,
+            row(first).evaluated_mark,
+            first.evaluated_mark,
             "packets on their way have it"
         );
-        let others: std::collections::BTreeSet<u32> = (0..8).map(|_| row(Config::default()).judged_mark).collect();
+        let others: std::collections::BTreeSet<u32> = (0..8).map(|_| row(Config::default()).evaluated_mark).collect();
         assert!(others.len() > 1, "{others:?}");
         assert!(others.iter().all(|mark| mark & MARKS_OF_OTHERS == 0), "{others:?}");
         let former = Config {
-            judged_mark: 0x1234_c001,
+            evaluated_mark: 0x1234_c001,
             ..first
         };
-        assert_eq!(row(former).judged_mark & MARKS_OF_OTHERS, 0);
+        assert_eq!(row(former).evaluated_mark & MARKS_OF_OTHERS, 0);
     }
 }

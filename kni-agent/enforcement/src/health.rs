@@ -12,7 +12,7 @@ use kni_policy::Overrun;
 /// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Maximum number of namespaces beyond their quota that the status lists.
+/// Maximum number of namespaces over their quota that the status lists.
 const MOST_CLOSED: usize = 16;
 
 /// An update that could not be applied. It is retried in the background.

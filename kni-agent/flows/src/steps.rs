@@ -48,7 +48,7 @@ pub(super) fn of(flow: &FlowView, ingress_ifindex: u32, crossing: &Crossing) -> 
     }
     if is_hairpin(flow) {
         steps.push(format!("policies: {} may always reach itself", who(&flow.source)));
-    } else if was_judged(flow) {
+    } else if was_evaluated(flow) {
         steps.extend(policy_steps(flow, ingress_ifindex));
     }
     if let Crossing::Out(onward) = crossing
@@ -72,16 +72,16 @@ fn policy_steps(flow: &FlowView, ingress_ifindex: u32) -> Vec<String> {
     let receives = flow.destination.pod.is_some() && flow.destination.node.is_none();
     let leaves = flow.destination.pod.is_none();
     if sender {
-        steps.push(judged("egress", &who(&flow.source), flow.egress.as_ref()));
+        steps.push(evaluated("egress", &who(&flow.source), flow.egress.as_ref()));
     }
     let denied_before = flow.verdict == Verdict::PolicyEgress;
     if receives && !denied_before {
         steps.push(match (&flow.ingress, flow.direction, ingress_ifindex) {
             (None, Direction::ToPod, 0) => "ingress: the node itself may always reach its pods".to_owned(),
-            _ => judged("ingress", &who(&flow.destination), flow.ingress.as_ref()),
+            _ => evaluated("ingress", &who(&flow.destination), flow.ingress.as_ref()),
         });
     } else if sender && leaves && !denied_before {
-        steps.push(judged("leaving", &who(&flow.source), flow.external.as_ref()));
+        steps.push(evaluated("leaving", &who(&flow.source), flow.external.as_ref()));
     }
     steps
 }
@@ -130,7 +130,7 @@ fn arrival(flow: &FlowView, tunnel: &SupposedTunnel, owner: Option<&Owner>) -> V
             Some(owner) => source(ip, owner, tunnel),
         });
     }
-    if was_judged(flow) && owner.is_some_and(|owner| !owner.is_node) {
+    if was_evaluated(flow) && owner.is_some_and(|owner| !owner.is_node) {
         steps.push(identity(&flow.source));
     }
     steps
@@ -219,7 +219,7 @@ fn route(flow: &FlowView, crossing: &Crossing) -> Option<String> {
             known_node(onward.node.as_ref(), onward.underlay)
         )),
         (_, Some(pod), None) => Some(format!("{ip} is pod {pod} of this node")),
-        _ if was_judged(flow) => Some(format!("{ip} is no pod of this node on network {}", flow.network)),
+        _ if was_evaluated(flow) => Some(format!("{ip} is no pod of this node on network {}", flow.network)),
         _ => None,
     }
 }
@@ -230,7 +230,7 @@ fn is_hairpin(flow: &FlowView) -> bool {
 }
 
 /// Whether the packet reached the policies.
-fn was_judged(flow: &FlowView) -> bool {
+fn was_evaluated(flow: &FlowView) -> bool {
     let behind = [
         Verdict::Redirected,
         Verdict::PassedToStack,
@@ -248,7 +248,7 @@ fn was_judged(flow: &FlowView) -> bool {
     behind.contains(&flow.verdict)
 }
 
-fn judged(what: &str, whose: &str, trail: Option<&TrailView>) -> String {
+fn evaluated(what: &str, whose: &str, trail: Option<&TrailView>) -> String {
     let Some(trail) = trail else {
         return format!("{what}: no policy selects {whose}");
     };

@@ -7,7 +7,7 @@ use std::{
 
 use super::{error::PoolError, interval::IntervalSet, usable::Usable};
 
-/// How many released addresses a pool remembers the order of: those of a /22, and many times the pods of a node. Beyond
+/// How many released addresses a pool remembers the order of: those of a /22, and many times the pods of a node. Over
 /// that, the one released longest ago counts as never used again; it would have been the next to be reused anyway.
 /// Bounds the memory of a pool that is much larger than the number of its pods: 16 bytes for each address, for as long
 /// as the agent runs.

@@ -1,4 +1,4 @@
-//! Defines the agent's types: identifiers, networks, attachments; no behaviour beyond parsing and display.
+//! Defines the agent's types: identifiers, networks, attachments; no behaviour except parsing and display.
 //! Layer: model.
 
 pub mod access;

@@ -272,8 +272,8 @@ impl Provider {
         }
     }
 
-    /// The features of each provider beyond [`Feature::CORE`]; this is their only definition. The features of CNI
-    /// plugins depend on what their configuration declares; this is the maximum.
+    /// The features of each provider in addition to [`Feature::CORE`]; this is their only definition. The features of
+    /// CNI plugins depend on what their configuration declares; this is the maximum.
     pub const fn extended(&self) -> &'static [Feature] {
         match self {
             Self::Ebpf => &Feature::EXTENDED,

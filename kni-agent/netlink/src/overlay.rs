@@ -334,7 +334,7 @@ impl RemoteRoute {
             destination: destination_of(route)?,
             ifindex: oif_of(route)?,
             gateway: gateway_of(route),
-            // Without one it is none that is wanted, and is removed.
+            // Without one it is none that is desired, and is removed.
             source: source.unwrap_or(unspecified),
             mtu: mtu.unwrap_or(0),
         })

@@ -2,10 +2,12 @@
 //! Layer: service.
 //!
 //! ```text
-//! request: pending deletes -> labels and networks from the cluster -> attach the pod -> attach its additional interfaces
+//! request: pending deletes -> labels and networks from the cluster -> attach the pod
+//!          -> attach its additional interfaces
 //! attach:  plan (pure) -> record Pending -> policies enforced -> per interface: device, programs, addresses, routes,
 //!          dataplane row -> record Ready
-//! detach:  record Deleting -> dataplane rows, devices -> release addresses, queue veth pairs -> (background) delete them
+//! detach:  record Deleting -> dataplane rows, devices -> release addresses, queue veth pairs
+//!          -> (background) delete them
 //! ```
 //!
 //! A failed attach is undone by the same code that detaches, driven by the record: it lists every effect (I5).

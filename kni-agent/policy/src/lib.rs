@@ -9,9 +9,9 @@ mod changes;
 mod desired;
 mod effective;
 mod egress_rights;
+mod evaluate;
 mod external;
 mod identity;
-mod judge;
 mod network;
 mod peer;
 mod pods;
@@ -50,7 +50,7 @@ use self::{
 pub use self::{
     effective::EffectiveRule,
     egress_rights::{EgressFacts, EgressPools, EgressRight, egress_rights},
-    judge::judge,
+    evaluate::evaluate,
     quota::{Overrun, PolicyTable, Quota},
     selector::matches,
 };

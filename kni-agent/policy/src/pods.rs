@@ -193,7 +193,7 @@ impl Pods {
             }
         }
         let sandbox = pod.sandbox.clone();
-        let pod = self.judged(pod, catalog, sets);
+        let pod = self.evaluated(pod, catalog, sets);
         let before = self.by_sandbox.remove(&sandbox);
         self.note(&sandbox, before.as_ref(), Some(&pod));
         self.by_sandbox.insert(sandbox, pod);
@@ -305,7 +305,7 @@ impl Pods {
         Some(&pod.object.pod.namespace)
     }
 
-    fn judged(&self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Pod {
+    fn evaluated(&self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Pod {
         let namespace = &pod.pod.namespace;
         let of_namespace = labels_of(&self.namespaces, namespace);
         Pod {
@@ -319,7 +319,7 @@ impl Pods {
 /// Computes the policies of each interface of a pod.
 fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected> {
     let selecting = catalog.selecting(&pod.pod.namespace, &pod.labels);
-    let mut judge = |interface: &PolicyInterface| {
+    let mut evaluate = |interface: &PolicyInterface| {
         if interface.endpoint.is_none() {
             return Selected::default();
         }
@@ -332,7 +332,7 @@ fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected
             egress_addresses: egress_addresses(about()),
         }
     };
-    pod.interfaces.iter().map(&mut judge).collect()
+    pod.interfaces.iter().map(&mut evaluate).collect()
 }
 
 /// The labels of a namespace, also of an unknown one.

@@ -90,7 +90,7 @@ pub(super) struct Ordinals {
 }
 
 impl Ordinals {
-    /// The position of the rule, which is added if it is new. Rules beyond the 16-bit limit share the last position.
+    /// The position of the rule, which is added if it is new. Rules over the 16-bit limit share the last position.
     pub(super) fn of(&mut self, rule: &Arc<RuleRef>) -> u16 {
         if let Some(ordinal) = self.known.get(rule) {
             return *ordinal;

@@ -1,22 +1,19 @@
 //! Lists the watched kinds and the retained fields of their objects.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
+mod networks;
+mod policies;
+
+use std::{fmt::Debug, sync::Arc};
 
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod, Service},
     discovery::v1::EndpointSlice,
-    networking::v1::NetworkPolicy,
 };
-use kni_api::{AddressBlock, EgressPolicySummary, GROUP, NetworkMembers, NetworkNumber, NodeEndpoint};
+use kni_api::{GROUP, NetworkMembers};
 use kni_crd::{
-    EgressAddressClaim, EgressAddressPool, EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface,
-    PodNetwork, PodNetworkAttachment, closed_policy, read_attachment, read_attachment_definition, read_endpoint_slice,
-    read_pod, read_service, read_service_addresses, v1beta1, v1beta2,
-};
-use kni_model::{
-    NetworkName,
-    policy::{Policy, PolicyKind},
+    EgressPolicy, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, read_attachment,
+    read_attachment_definition, read_endpoint_slice, read_pod, read_service, read_service_addresses,
 };
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -25,18 +22,19 @@ use kube::{
     runtime::watcher,
 };
 use serde::de::DeserializeOwned;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::task::JoinSet;
 
 use super::{
-    decoded::{Decoded, Undecoded},
+    decoded::Decoded,
     later::spread,
-    of_others,
     own_view::of_node,
-    reflector::{Kind, version_of},
+    reflector::Kind,
     served::{Optional, Version},
     watches::WatchState,
 };
-use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow, Table, Tables};
+use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, Table, Tables};
+use networks::{reflect_blocks, reflect_endpoints, reflect_members, reflect_numbers, reflect_other_blocks};
+use policies::{reflect_egress, reflect_policies};
 
 /// The version of our own API group.
 const VERSION: &str = "v1alpha1";
@@ -238,128 +236,6 @@ fn reflect_definitions(watches: &mut Watches<'_>) {
     watches.reflect_optional("watch-network-attachment-definitions", optional, versions);
 }
 
-fn reflect_policies(watches: &mut Watches<'_>) {
-    let egress = Kind::<EgressPolicy, _>::new(
-        "egresspolicies",
-        |tables| &mut tables.egress_policies,
-        |object| {
-            Some(PolicyRow {
-                summary: EgressPolicySummary::new(&object.spec),
-                ..policy_row(&object)
-            })
-        },
-    );
-    watches.reflect(
-        "watch-egresspolicies",
-        egress.with_substitute(|object| closed(PolicyKind::EgressPolicy, object)),
-    );
-    let network = Kind::<NetworkPolicy, _>::new(
-        "networkpolicies",
-        |tables| &mut tables.network_policies,
-        |object| Some(policy_row(&object)),
-    );
-    watches.reflect(
-        "watch-networkpolicies",
-        network.with_substitute(|object| closed(PolicyKind::NetworkPolicy, object)),
-    );
-    reflect_multi_policies(watches);
-}
-
-/// Follows the pools of egress addresses and their owners. Without the kinds no policy may use an address.
-fn reflect_egress(watches: &mut Watches<'_>) {
-    let all = watcher::Config::default;
-    reflect_recent::<EgressAddressPool>(
-        watches,
-        ("watch-egressaddresspools", "egressaddresspools"),
-        |tables| &mut tables.egress_pools,
-        all(),
-    );
-    reflect_recent::<EgressAddressClaim>(
-        watches,
-        ("watch-egressaddressclaims", "egressaddressclaims"),
-        |tables| &mut tables.egress_claims,
-        all(),
-    );
-}
-
-/// Follows the numbers of networks. Without the kind no network has one.
-fn reflect_numbers(watches: &mut Watches<'_>) {
-    reflect_recent::<NetworkNumber>(
-        watches,
-        ("watch-networknumbers", "networknumbers"),
-        |tables| &mut tables.numbers,
-        watcher::Config::default(),
-    );
-}
-
-/// Follows the address blocks that `config` selects.
-fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
-    reflect_recent::<AddressBlock>(
-        watches,
-        ("watch-addressblocks", "addressblocks"),
-        |tables| &mut tables.blocks,
-        config,
-    );
-}
-
-/// Follows the members of networks: those of the node itself, which it writes, and those of all nodes in the networks
-/// that it has pods in.
-fn reflect_members(watches: &mut Watches<'_>, own: watcher::Config) {
-    reflect_recent::<NetworkMembers>(
-        watches,
-        ("watch-own-networkmembers", "networkmembers"),
-        |tables| &mut tables.own_members,
-        own,
-    );
-    let names = ("watch-networkmembers", "networkmembers");
-    let kind = Kind::new(
-        names.1,
-        |tables| &mut *tables.members,
-        |object| Some(of_others::members(object)),
-    );
-    reflect_joined(watches, names, kind, ClusterCache::joined);
-}
-
-/// Follows the address blocks of all nodes in the networks that the node has pods in, or counts the free addresses of.
-fn reflect_other_blocks(watches: &mut Watches<'_>) {
-    let names = ("watch-addressblocks-of-networks", "addressblocks");
-    let kind = Kind::new(
-        names.1,
-        |tables| &mut *tables.other_blocks,
-        |object| Some(of_others::block(object)),
-    );
-    reflect_joined(watches, names, kind, ClusterCache::counted);
-}
-
-/// Follows the objects of a recent kind in the networks that `joined` yields, by their label.
-fn reflect_joined<K>(
-    watches: &mut Watches<'_>,
-    (task, plural): (&'static str, &'static str),
-    kind: Kind<K, Arc<K>>,
-    joined: fn(&ClusterCache) -> watch::Receiver<Option<BTreeSet<NetworkName>>>,
-) where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + PartialEq + Send + Sync + 'static,
-{
-    let api = Api::<Decoded<K>>::all(watches.client.clone());
-    let (cache, counts) = (watches.cache.clone(), watches.counts.clone());
-    let watch = move || {
-        kind.reflect_joined(api.clone(), joined(&cache), cache.clone(), counts.clone())
-            .boxed()
-    };
-    let version: Version = (VERSION, Arc::new(watch));
-    watches.reflect_optional(task, Optional::new(GROUP, plural, kind.table()), vec![version]);
-}
-
-/// Follows where the nodes are. Without the kind packets of pods do not leave the node.
-fn reflect_endpoints(watches: &mut Watches<'_>) {
-    reflect_recent::<NodeEndpoint>(
-        watches,
-        ("watch-nodeendpoints", "nodeendpoints"),
-        |tables| &mut tables.node_endpoints,
-        watcher::Config::default(),
-    );
-}
-
 /// Follows a kind of ours that an API server with definitions of an earlier release does not have.
 fn reflect_recent<K>(
     watches: &mut Watches<'_>,
@@ -372,28 +248,6 @@ fn reflect_recent<K>(
     let kind = Kind::<K, _>::new(plural, table, |object| Some(whole(object)));
     let version = watches.version_selected(VERSION, kind, Api::all(watches.client.clone()), config);
     watches.reflect_optional(task, Optional::new(GROUP, plural, table), vec![version]);
-}
-
-/// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
-fn reflect_multi_policies(watches: &mut Watches<'_>) {
-    let newer = Kind::new(
-        "multi-networkpolicies",
-        |tables| &mut tables.multi_policies,
-        |object: v1beta2::MultiNetworkPolicy| Some(policy_row(&object)),
-    );
-    let older = Kind::new(
-        "multi-networkpolicies",
-        |tables| &mut tables.multi_policies,
-        |object: v1beta1::MultiNetworkPolicy| Some(policy_row(&object)),
-    );
-    let newer = newer.with_substitute(|object| closed(PolicyKind::MultiNetworkPolicy, object));
-    let older = older.with_substitute(|object| closed(PolicyKind::MultiNetworkPolicy, object));
-    let versions = vec![
-        watches.version("v1beta2", newer, Api::all(watches.client.clone())),
-        watches.version("v1beta1", older, Api::all(watches.client.clone())),
-    ];
-    let optional = Optional::new(NPWG, "multi-networkpolicies", |tables| &mut tables.multi_policies);
-    watches.reflect_optional("watch-multi-networkpolicies", optional, versions);
 }
 
 fn reflect_core(watches: &mut Watches<'_>, pods: watcher::Config) {
@@ -464,33 +318,10 @@ fn reflect_nodes(watches: &mut Watches<'_>) {
     );
 }
 
-/// The policy that isolates the pods of one that cannot be decoded, until a version of it is understood.
-fn closed(kind: PolicyKind, object: &Undecoded) -> Option<PolicyRow> {
-    let policy = closed_policy(kind, &object.metadata, object.object.get("spec"))?;
-    Some(PolicyRow {
-        policy: Ok(Arc::new(policy)),
-        version: version_of(&object.metadata),
-        generation: object.metadata.generation.unwrap_or(0),
-        summary: EgressPolicySummary::default(),
-    })
-}
-
 /// The object without the field that is largest and means nothing here.
 fn whole<K: Resource>(mut object: K) -> Arc<K> {
     object.meta_mut().managed_fields = None;
     Arc::new(object)
-}
-
-fn policy_row<K: Resource>(object: &K) -> PolicyRow
-where
-    Policy: FromObject<K, Error = InvalidObject>,
-{
-    PolicyRow {
-        policy: Policy::from_object(object).map(Arc::new),
-        version: version_of(object.meta()),
-        generation: object.meta().generation.unwrap_or(0),
-        summary: EgressPolicySummary::default(),
-    }
 }
 
 /// The retained fields of a node.

@@ -28,7 +28,7 @@ pub(super) async fn watches(args: &ServeArgs, tasks: &Tasks) -> Result<Reflector
 }
 
 /// The controllers, not yet running.
-pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
+pub(super) fn join(node: &Node, watches: &Reflectors) -> Arc<Cluster> {
     let applying = node.clone();
     let apply: Apply = Arc::new(move |desired| {
         let node = applying.clone();
@@ -47,12 +47,12 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
 
 /// Waits for the API server and confirms the node's address blocks; then applies policies first, as at every start,
 /// networks and services next.
-pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, changes: UplinkChanges) {
+pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Arc<Cluster>, changes: UplinkChanges) {
     watches.synced().await;
-    cluster.join_networks();
+    cluster.objects().join_networks();
     // Before policies take effect: an adopted pod may have other labels by now, and a rebuilt record has none.
     cluster.relabel().await;
-    cluster.load_blocks().await;
+    cluster.objects().load_blocks().await;
     cluster.load_peers().await;
     let objects = watches.objects();
     let sync = Arc::clone(&node.sync);

@@ -9,6 +9,7 @@
 //! change waits for the file. A file that is lost, damaged or older than it was is replaced by the copy; rows that
 //! cannot be decoded are quarantined.
 
+mod change;
 mod choose;
 mod copy;
 mod error;
@@ -20,7 +21,6 @@ mod row;
 
 use std::{
     fmt, fs,
-    net::IpAddr,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,7 +29,7 @@ use std::{
 
 pub use copy::{CopiedRows, RecordCopy};
 pub use error::StoreError;
-use kni_model::{Network, NetworkName, Sandbox, SandboxId};
+use kni_model::{Network, Sandbox};
 pub use quarantine::{Quarantined, SandboxParts};
 pub use record::{AddressRest, NamespaceRecord, NamespaceUse, Removal, UplinkRecord, WarmInterface};
 pub use row::{Edit, RowId, Rows};
@@ -38,11 +38,10 @@ use self::{
     choose::{Origin, choose},
     file::{FileContents, Found, Refusal, StateFile},
     held::Held,
-    row::{NAMESPACES, NETWORKS, REMOVALS, RESTS, SANDBOXES, UPLINK},
+    row::{NAMESPACES, NETWORKS, REMOVALS, RESTS, SANDBOXES},
 };
+pub use change::Change;
 
-/// The only key of [`UPLINK`].
-const UPLINK_KEY: &str = "uplink";
 /// How long a starting agent waits for its predecessor to close the file (rolling update).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// With more changes than this that the file does not have, a change waits for the file.
@@ -70,101 +69,6 @@ pub struct Contents {
     /// Why records may be missing: the file could not be used, and there is no copy. Nothing that carries the agent's
     /// marks may be removed then. A node without such objects never had an agent.
     pub incomplete: Option<String>,
-}
-
-/// A set of changes that is applied whole or not at all.
-#[derive(Default)]
-pub struct Change {
-    edits: Vec<Result<Edit, StoreError>>,
-}
-
-impl Change {
-    /// No change yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    fn edit(mut self, edit: Result<Edit, StoreError>) -> Self {
-        self.edits.push(edit);
-        self
-    }
-
-    /// Writes a sandbox.
-    #[must_use]
-    pub fn sandbox(self, sandbox: &Sandbox) -> Self {
-        self.edit(SANDBOXES.put(sandbox.id.to_string(), sandbox))
-    }
-
-    /// Removes a sandbox.
-    #[must_use]
-    pub fn remove_sandbox(self, id: &SandboxId) -> Self {
-        self.edit(Ok(Edit::remove(SANDBOXES.id(id.to_string()))))
-    }
-
-    /// Writes a namespace.
-    #[must_use]
-    pub fn namespace(self, record: &NamespaceRecord) -> Self {
-        self.edit(NAMESPACES.put(path_key(&record.path), record))
-    }
-
-    /// Removes a namespace.
-    #[must_use]
-    pub fn remove_namespace(self, path: &Path) -> Self {
-        self.edit(Ok(Edit::remove(NAMESPACES.id(path_key(path)))))
-    }
-
-    /// Writes an interface that is to be removed.
-    #[must_use]
-    pub fn removal(self, removal: &Removal) -> Self {
-        self.edit(REMOVALS.put(removal.endpoint.0.to_string(), removal))
-    }
-
-    /// Removes the record of an interface that is gone.
-    #[must_use]
-    pub fn remove_removal(self, removal: &Removal) -> Self {
-        self.edit(Ok(Edit::remove(REMOVALS.id(removal.endpoint.0.to_string()))))
-    }
-
-    /// Writes a network.
-    #[must_use]
-    pub fn network(self, network: &Network) -> Self {
-        self.edit(NETWORKS.put(network.spec.name.to_string(), network))
-    }
-
-    /// Writes the rest of an address.
-    #[must_use]
-    pub fn rest(self, rest: &AddressRest) -> Self {
-        self.edit(RESTS.put(rest_key(&rest.network, rest.address), rest))
-    }
-
-    /// Removes the record of a rest.
-    #[must_use]
-    pub fn remove_rest(self, network: &NetworkName, address: IpAddr) -> Self {
-        self.edit(Ok(Edit::remove(RESTS.id(rest_key(network, address)))))
-    }
-
-    /// Writes the agent's configuration of the uplink.
-    #[must_use]
-    pub fn uplink(self, record: &UplinkRecord) -> Self {
-        self.edit(UPLINK.put(UPLINK_KEY.to_owned(), record))
-    }
-
-    fn edits(self, rows: &Rows) -> Result<Vec<Edit>, StoreError> {
-        let mut edits: Vec<Edit> = self.edits.into_iter().collect::<Result<_, _>>()?;
-        // With a sandbox, its quarantined row goes too.
-        let removed = edits.iter().filter(|edit| edit.row.is_none());
-        let held: Vec<RowId> = removed.map(|edit| quarantine::quarantine_id(&edit.id)).collect();
-        edits.extend(held.into_iter().filter(|id| rows.contains_key(id)).map(Edit::remove));
-        Ok(edits)
-    }
-}
-
-fn path_key(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
-}
-
-fn rest_key(network: &NetworkName, address: IpAddr) -> String {
-    format!("{network}/{address}")
 }
 
 /// The state. Clones share it.

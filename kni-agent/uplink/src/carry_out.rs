@@ -18,10 +18,11 @@ use kni_model::{
 use kni_store::{Change, UplinkRecord};
 
 use super::{
-    EgressRights, NODE_UNSERVED, State, Uplink, UplinkError,
+    EgressRights, State, Uplink, UplinkError,
     desired::{self, Egress},
     has_host_port, log_uplink,
     node::{self, NodeNetwork, UplinkLink},
+    report::NODE_UNSERVED,
 };
 
 /// Addresses that are not on the uplink although their users have the right to them, with the reasons.

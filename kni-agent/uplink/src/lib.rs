@@ -14,6 +14,7 @@ mod cleanup;
 mod desired;
 mod error;
 mod node;
+mod report;
 mod rights;
 mod shown;
 mod underlay;
@@ -36,14 +37,14 @@ use kni_model::{
     EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId,
     egress::{EgressRefusal, RefusedAddress},
     policy::PolicyPod,
-    view::UplinkView,
 };
-use kni_netlink::{Changes, LocalPorts, Netlink};
+use kni_netlink::{Changes, Netlink};
 use kni_store::{Store, UplinkRecord};
 pub use rights::EgressRights;
 use tokio::sync::{Notify, watch};
 pub use underlay::UnderlayAddress;
 
+use self::report::shared_ports;
 use self::{
     desired::UplinkPod,
     node::NodeNetwork,
@@ -56,9 +57,6 @@ const DEBOUNCE: Duration = Duration::from_millis(100);
 /// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// What an operator reads where the programs of the node's own sockets cannot be attached.
-const NODE_UNSERVED: &str = "the node's own processes do not reach host ports";
-
 /// The options of the operator.
 #[derive(Debug, Clone)]
 pub struct UplinkOptions {
@@ -344,53 +342,6 @@ impl Uplink {
         }
     }
 
-    /// The current problem, if there is one; while a change is being carried out, that before it. Does not wait for it.
-    pub fn problem(&self) -> Option<String> {
-        let shown = lock(&self.shown).clone();
-        if let Some(reason) = &shown.problem {
-            return Some(format!("egress of the node is not applied: {reason}"));
-        }
-        if !shown.needs_programs {
-            return None;
-        }
-        let Some(uplink) = shown.uplink else {
-            return Some("the node has no uplink: nothing leaves it by masquerading".to_owned());
-        };
-        let (_, _, problems) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
-        (!problems.is_empty()).then(|| problems.join("; "))
-    }
-
-    /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for
-    /// it.
-    pub fn view(&self) -> UplinkView {
-        let shown = lock(&self.shown).clone();
-        let unserved = shown.node_unserved.map(|reason| format!("{NODE_UNSERVED}: {reason}"));
-        let warnings: Vec<String> = warning(self.shared_ports).into_iter().chain(unserved).collect();
-        let warning = warnings.join("; ");
-        let Some(uplink) = shown.uplink else {
-            return UplinkView {
-                warning,
-                ..UplinkView::default()
-            };
-        };
-        let (programs, xdp, _) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
-        UplinkView {
-            ifname: uplink.ifname,
-            ifindex: uplink.ifindex,
-            sources: uplink
-                .ipv4
-                .map(IpAddr::V4)
-                .into_iter()
-                .chain(uplink.ipv6.map(IpAddr::V6))
-                .collect(),
-            dedicated: shown.dedicated,
-            programs,
-            xdp: xdp.map(|mode| mode.as_str().to_owned()).unwrap_or_default(),
-            host_ports: u32::try_from(shown.host_ports).unwrap_or(u32::MAX),
-            warning,
-        }
-    }
-
     /// Ports for masquerading that the kernel gives to sockets of the node, too, as of the start.
     pub fn shared_ports(&self) -> u32 {
         self.shared_ports
@@ -400,31 +351,6 @@ impl Uplink {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic while it was held is a bug; the next sync starts from the state of the kernel.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The number of the ports that sockets of the node get, too; a connection of the node and one of a pod from the same
-/// port to the same server would take each other's answers.
-fn shared_ports(ports: &RangeInclusive<u16>) -> u32 {
-    let shared = match LocalPorts::read() {
-        Ok(local) => local.shared_with(ports),
-        Err(error) => {
-            tracing::warn!(%error, "it is unknown which ports sockets of the node get");
-            0
-        }
-    };
-    if let Some(warning) = warning(shared) {
-        tracing::warn!("{warning}");
-    }
-    shared
-}
-
-fn warning(shared: u32) -> Option<String> {
-    (shared > 0).then(|| {
-        format!(
-            "{shared} ports for masquerading are given to sockets of the node, too: reserve them in \
-             net.ipv4.ip_local_reserved_ports, or choose others with --masquerade-ports"
-        )
-    })
 }
 
 fn has_host_port(mappings: &[PortMapping]) -> bool {

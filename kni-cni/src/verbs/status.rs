@@ -23,12 +23,12 @@ pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniEr
         .call(patience, networks)
         .await
         .map_err(|failure| unavailable(failure.reason()))?;
-    judge(&networks.networks, config.network.as_deref()).map_err(unavailable)
+    check(&networks.networks, config.network.as_deref()).map_err(unavailable)
 }
 
 /// Checks that the node serves the network that pods join. A network without addresses is served: the runtime would
 /// make the node not ready, and Kubernetes would evict its pods, which are healthy. ADD reports the shortage.
-fn judge(networks: &[Network], wanted: Option<&str>) -> Result<(), String> {
+fn check(networks: &[Network], wanted: Option<&str>) -> Result<(), String> {
     let is = |network: &&Network, key: &str| network.extradata.get(key).is_some_and(|value| value == "true");
     let found = match wanted {
         Some(name) => networks.iter().find(|network| network.name == name),
@@ -73,16 +73,16 @@ mod tests {
             ],
         );
         let all = [main, blue, full];
-        assert_eq!(judge(&all, None), Ok(()));
-        assert_eq!(judge(&all, Some("main")), Ok(()));
+        assert_eq!(check(&all, None), Ok(()));
+        assert_eq!(check(&all, Some("main")), Ok(()));
         assert_eq!(
-            judge(&all, Some("blue")),
+            check(&all, Some("blue")),
             Err("network blue is not ready: disabled".to_owned())
         );
-        assert_eq!(judge(&all, Some("full")), Ok(()), "its pods are healthy");
-        assert_eq!(judge(&all, Some("red")), Err("network red does not exist".to_owned()));
+        assert_eq!(check(&all, Some("full")), Ok(()), "its pods are healthy");
+        assert_eq!(check(&all, Some("red")), Err("network red does not exist".to_owned()));
         assert!(
-            judge(&all[1..], None)
+            check(&all[1..], None)
                 .unwrap_err()
                 .contains("no network is the default one")
         );

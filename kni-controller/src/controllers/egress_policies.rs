@@ -257,7 +257,7 @@ fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> boo
             && Some(&refused.namespace) == object.metadata.namespace.as_ref()
             && Some(&refused.name) == object.metadata.name.as_ref()
     });
-    // A namespace beyond its quota has no rules on the node.
+    // A namespace over its quota has no rules on the node.
     let namespace = object.metadata.namespace.as_deref();
     let closed = node.closed.iter().any(|closed| Some(&*closed.namespace) == namespace);
     node.programmed

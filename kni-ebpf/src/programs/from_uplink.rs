@@ -7,8 +7,8 @@
 //!   `IDENTITIES`, `CONFIG`; reads and writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`;
 //!   counts.
 //! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, ICMP error about a flow to another
-//!   node, pod of another node, other ICMP error, node port, egress address that this node answers for with other
-//!   nodes.
+//!   node, pod of another node, other ICMP error, node port, egress address that this node is responsible for with
+//!   other nodes.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
@@ -74,7 +74,8 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Delivers a packet that the node which answers for its destination, an egress address, has sent through the tunnel.
+/// Delivers a packet that the node which is responsible for its destination, an egress address, has sent through the
+/// tunnel.
 #[inline(always)]
 pub(super) fn deliver_returned(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     let mut decision = established(ctx, packet);
@@ -112,11 +113,11 @@ fn returned(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     decision
 }
 
-/// Drops the packet, with an answer to its sender if it is its last hop here.
+/// Drops the packet, with a reply to its sender if it is its last hop here.
 #[inline(always)]
 fn refuse(ctx: &TcContext, packet: &Packet, event: &mut FlowEvent, reason: u16) -> i32 {
     let action = count::dropped(ctx, event, reason);
-    if reason == Verdict::TimeExceeded as u16 && reject::answer_expired(ctx.skb.skb, packet) != 0 {
+    if reason == Verdict::TimeExceeded as u16 && reject::reply_expired(ctx.skb.skb, packet) != 0 {
         return redirect_back(ctx);
     }
     action

@@ -91,7 +91,7 @@ fn is_of_node(ctx: &SockAddrContext) -> bool {
 }
 
 /// The pod that gets what the socket sends to the peer; `None` where the peer stays. `own` reads the address that the
-/// socket is bound to: no pod can answer a loopback address.
+/// socket is bound to: no pod can reply from a loopback address.
 ///
 /// VERIFIER: one function for each family; a choice between two fields of the socket would be arithmetic on its
 /// pointer.
@@ -165,7 +165,7 @@ fn address_of(there: &EndpointRow, v4: bool) -> Option<[u32; 4]> {
     (address != [0; 4] && address != mapped(0)).then_some(address)
 }
 
-/// Records where the socket sent the datagram, so that the answer comes from there. Without room the answer comes from
+/// Records where the socket sent the datagram, so that the reply comes from there. Without room the reply comes from
 /// the pod's address.
 #[inline(always)]
 fn remember(ctx: &SockAddrContext, peer: Peer, pod: Peer, mapping: &HostPortValue) {
@@ -179,7 +179,7 @@ fn remember(ctx: &SockAddrContext, peer: Peer, pod: Peer, mapping: &HostPortValu
     let _without_room = NODE_PEERS.insert(peer_key(ctx, pod), value, 0);
 }
 
-/// The destination of the datagrams that the pod answers, while it is the same pod.
+/// The destination of the datagrams that the pod replies to, while it is the same pod.
 #[inline(always)]
 fn original(ctx: &SockAddrContext, pod: Peer) -> Option<Peer> {
     if socket::protocol(ctx) != u32::from(UDP) {

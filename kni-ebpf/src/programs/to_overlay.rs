@@ -25,7 +25,7 @@ use crate::{
 /// Gives the packet its tunnel, or drops it.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    if config::is_judged(skb::mark(ctx)) {
+    if config::is_evaluated(skb::mark(ctx)) {
         return NEXT;
     }
     let mut packet = Packet::unknown();

@@ -119,7 +119,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if !endpoint::is_ready(row) {
         return Decision::drop(Verdict::EndpointNotReady);
     }
-    if endpoint::is_shaped(row) && config::is_judged(skb::mark(ctx)) {
+    if endpoint::is_shaped(row) && config::is_evaluated(skb::mark(ctx)) {
         skb::set_mark(ctx, 0);
         return Decision::DELIVER;
     }

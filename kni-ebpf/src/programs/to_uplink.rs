@@ -34,7 +34,7 @@ const MAX_EXTENSIONS: usize = 8;
 /// Drops such packets, passes all others.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    if config::is_judged(skb::mark(ctx)) {
+    if config::is_evaluated(skb::mark(ctx)) {
         // `from_pod` sends it to a pod of another node, which knows it by its own address, or it came through the
         // tunnel.
         skb::set_mark(ctx, 0);

@@ -65,7 +65,7 @@ const FULL: u32 = 128;
 /// Passes the packet, or counts and drops it.
 #[inline(always)]
 pub fn run(ctx: &XdpContext) -> u32 {
-    match judge(ctx) {
+    match check(ctx) {
         Ok(()) => XDP_PASS,
         Err(reason) => {
             count(reason, (ctx.data_end() - ctx.data()) as u64);
@@ -75,7 +75,7 @@ pub fn run(ctx: &XdpContext) -> u32 {
 }
 
 #[inline(always)]
-fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
+fn check(ctx: &XdpContext) -> Result<(), Verdict> {
     let Some(eth) = xdp::read::<EthHeader>(ctx, 0) else {
         return Err(Verdict::Truncated);
     };

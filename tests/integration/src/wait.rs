@@ -194,13 +194,13 @@ mod tests {
             Ok(looks)
         });
         assert_eq!(found.expect("the fourth look finds it"), 4);
-        let error = eventually_sync(Duration::from_millis(5), || {
+        let patience = Duration::from_millis(5);
+        let error = eventually_sync(patience, || {
             looks += 1;
             Err::<(), _>(anyhow::anyhow!("look {looks}"))
         });
         let error = error.expect_err("there is nothing to find");
         assert_eq!(format!("{error:#}"), format!("waited 5ms in vain: look {looks}"));
-        let patience = Duration::from_millis(5);
         assert_eq!(error.downcast_ref::<Exhausted>(), Some(&Exhausted { patience }));
     }
 }

@@ -4,18 +4,24 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result};
 
-use super::Violation;
+use super::{Violation, read_sources};
 use crate::workspace::root;
 
 /// The caches and the lists of kinds.
 const TABLES: &str = "kni-agent/cluster/src/tables.rs";
-/// The watches.
+/// The watches; more are in the modules of its folder.
 const WATCHES: &str = "kni-agent/reflectors/src/resources.rs";
 
 /// Caches that have no watch or are in no list.
 pub(super) fn check() -> Result<Vec<Violation>> {
     let read = |path: &str| fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"));
-    Ok(differences(&read(TABLES)?, &read(WATCHES)?))
+    let mut watches = read(WATCHES)?;
+    let mut modules = Vec::new();
+    read_sources(&root().join(WATCHES).with_extension(""), &mut modules)?;
+    for module in modules {
+        watches += &read(&module.display().to_string())?;
+    }
+    Ok(differences(&read(TABLES)?, &watches))
 }
 
 fn differences(tables: &str, watches: &str) -> Vec<Violation> {
@@ -51,7 +57,7 @@ fn fields(tables: &str) -> Vec<(usize, &str)> {
     body.take_while(|(_, line)| *line != "}")
         .filter_map(|(index, line)| {
             let (name, kind) = line.trim().trim_start_matches("pub ").split_once(": ")?;
-            (kind.starts_with("Table<") || kind.starts_with("NetworkTable<")).then_some((index + 1, name))
+            kind.starts_with("Table<").then_some((index + 1, name))
         })
         .collect()
 }
@@ -74,9 +80,9 @@ mod tests {
 
     #[test]
     fn a_cache_without_a_watch_or_outside_of_the_lists_is_found() {
-        let tables = "pub struct Tables {\n    pub pods: Table<Pod>,\n    pub nodes: NetworkTable<Node>,\n    x: u8,\n}\n\
+        let tables = "pub struct Tables {\n    pub pods: Table<Pod>,\n    pub nodes: Table<Node>,\n    x: u8,\n}\n\
                       fn needed() {\n    [\n        (\"pods\", &self.pods),\n    ]\n}\n";
-        let watches = "|tables| &mut tables.pods, |tables| &mut *tables.nodes";
+        let watches = "|tables| &mut tables.pods, |tables| &mut tables.nodes";
         let found: Vec<String> = differences(tables, watches).iter().map(ToString::to_string).collect();
         assert_eq!(found.len(), 1);
         assert!(

@@ -205,7 +205,7 @@ fn tests(plan: &Plan, ledger: &Ledger, progress: &mut Progress, summary: &mut Su
         summary.lines = outcome.settled.lines();
         gates::report(&outcome, slowness);
         report::write(&outcome, slowness)?;
-        suite::judge(&outcome, if plan.programs { plan.require } else { "" })?;
+        suite::check(&outcome, if plan.programs { plan.require } else { "" })?;
         if let Some(path) = &plan.record {
             times::record(&outcome, path)?;
         }

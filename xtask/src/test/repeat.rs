@@ -36,10 +36,10 @@ pub(super) fn run(
     for number in 1..=manner.times {
         let environment = prepared(jobs, manner, number, environment)?;
         let repetition = suite::run(jobs, &environment, ledger, false)?;
-        let judged = suite::judge(&repetition, "");
+        let checked = suite::check(&repetition, "");
         outcome.runs.extend(repetition.runs);
         outcome.settled.add(repetition.settled);
-        if let Err(error) = judged {
+        if let Err(error) = checked {
             summarise(outcome, done, start.elapsed());
             return Err(error.context(format!("repetition {number} of {}", manner.times)));
         }

@@ -101,7 +101,7 @@ fn take_long(run: &mut Run) -> Vec<String> {
 /// Decides whether the tests are a success from their results and the ends of their programs.
 ///
 /// `require` names what had to be present, so that no test may report a skip; empty if that is allowed.
-pub(super) fn judge(outcome: &Outcome, require: &str) -> Result<()> {
+pub(super) fn check(outcome: &Outcome, require: &str) -> Result<()> {
     let tally = outcome.tally();
     if tally.failed > 0 {
         // Printed last: the output of the failed tests may be many thousand lines above.
@@ -134,7 +134,7 @@ pub(super) fn judge(outcome: &Outcome, require: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn judged(tally: Tally, is_sound: bool, require: &str) -> Result<()> {
+    fn checked(tally: Tally, is_sound: bool, require: &str) -> Result<()> {
         let run = Run {
             tally,
             is_sound,
@@ -144,7 +144,7 @@ mod tests {
             runs: vec![run],
             ..Outcome::default()
         };
-        judge(&outcome, require)
+        check(&outcome, require)
     }
 
     #[test]
@@ -158,14 +158,14 @@ mod tests {
             reported_skip: 1,
             ..good
         };
-        assert!(judged(good, true, "root").is_ok());
-        assert!(judged(good, false, "root").is_err(), "a program failed by itself");
-        assert!(judged(Tally::default(), true, "root").is_err(), "nothing ran");
-        assert!(judged(Tally { failed: 1, ..good }, true, "root").is_err());
-        assert!(judged(skipped, true, "root").is_err());
-        assert!(judged(skipped, true, "").is_ok());
+        assert!(checked(good, true, "root").is_ok());
+        assert!(checked(good, false, "root").is_err(), "a program failed by itself");
+        assert!(checked(Tally::default(), true, "root").is_err(), "nothing ran");
+        assert!(checked(Tally { failed: 1, ..good }, true, "root").is_err());
+        assert!(checked(skipped, true, "root").is_err());
+        assert!(checked(skipped, true, "").is_ok());
         assert!(
-            judged(Tally { skipped: 1, ..good }, true, "root").is_ok(),
+            checked(Tally { skipped: 1, ..good }, true, "root").is_ok(),
             "an ignored test was meant to be"
         );
     }

@@ -148,7 +148,7 @@ fn machine(line: &Line, kernel: &Kernel, program: &Path, above: &Path) -> Result
     let ended = boot::boot(&kernel.image, &image, &log);
     let console = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
     let console = String::from_utf8_lossy(&console);
-    let result = ended.and_then(|()| judge(&console));
+    let result = ended.and_then(|()| check(&console));
     if let Err(error) = result {
         say(&format!(
             "---- serial log of {} ----\n{}\n---- end of the serial log ----",
@@ -167,7 +167,7 @@ fn machine(line: &Line, kernel: &Kernel, program: &Path, above: &Path) -> Result
 }
 
 /// Checks that the console of a machine that has powered off reports success.
-fn judge(console: &str) -> Result<()> {
+fn check(console: &str) -> Result<()> {
     let mut lines = console.lines().map(str::trim);
     match lines.clone().find(|line| line.starts_with("KNI-VM: ")) {
         Some(PASS) if lines.any(|line| line == CLEAN_EXIT) => Ok(()),
@@ -189,14 +189,14 @@ mod tests {
     #[test]
     fn only_a_pass_with_a_clean_exit_is_a_success() {
         let pass = format!("[    1.0] Run /init\r\n{PASS}\r\n{CLEAN_EXIT}\r\n");
-        assert!(judge(&pass).is_ok());
-        assert!(judge(&format!("{PASS}\r\nthe test program ended with exit code 1\r\n")).is_err());
+        assert!(check(&pass).is_ok());
+        assert!(check(&format!("{PASS}\r\nthe test program ended with exit code 1\r\n")).is_err());
         assert!(
-            judge(&format!("KNI-VM: FAIL no map\r\n{pass}")).is_err(),
+            check(&format!("KNI-VM: FAIL no map\r\n{pass}")).is_err(),
             "the first word counts"
         );
-        assert!(judge(&format!("{CLEAN_EXIT}\r\n")).is_err());
-        assert!(judge("KNI-VM: PASSED not\n").is_err());
+        assert!(check(&format!("{CLEAN_EXIT}\r\n")).is_err());
+        assert!(check("KNI-VM: PASSED not\n").is_err());
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(crate) struct BatchError {
 }
 
 /// A map of keys and values whose elements are transferred in batches. Each buffer is checked against the sizes of the
-/// map, so that the kernel never accesses memory beyond one.
+/// map, so that the kernel never accesses memory outside of one.
 #[derive(Debug)]
 pub(crate) struct BatchMap<T> {
     inner: T,

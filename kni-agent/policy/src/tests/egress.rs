@@ -6,7 +6,7 @@ use kni_model::{
 };
 
 use super::world::{ICMP, TCP, UDP, block, converge, egress, leaves, nine, policy, port, rule};
-use crate::{PolicyEngine, judge};
+use crate::{PolicyEngine, evaluate};
 
 pub(super) fn allow(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
     let to: Vec<PolicyPeer> = to.iter().map(|text| block(text)).collect();
@@ -48,7 +48,7 @@ fn ask(engine: &PolicyEngine, to: &str, protocol: u8, port: u16) -> (bool, Optio
     let tables = engine.tables();
     let set = tables.endpoints[&EndpointId(1)].policy;
     let identity = super::world::external_identity(tables, 1, to.parse().unwrap());
-    let (allowed, trail) = judge(tables, set, PolicyDirection::External, identity, protocol, port);
+    let (allowed, trail) = evaluate(tables, set, PolicyDirection::External, identity, protocol, port);
     let rule = engine.rule(trail.set, PolicyDirection::External, trail.rule, trail.ordinal);
     (allowed, rule.map(|rule| rule.to_string()))
 }

@@ -11,7 +11,7 @@ use kni_model::{
 use super::world::{
     TCP, apply, block, converge, egress, ingress, leaves, nine, nine_pod, passes, pod, pods, pods_of, port, rule,
 };
-use crate::{PolicyEngine, judge};
+use crate::{PolicyEngine, evaluate};
 
 fn two_rules() -> Policy {
     ingress(
@@ -33,7 +33,7 @@ fn a_trail_leads_to_the_rule_and_a_denial_to_who_isolates() {
     let set = tables.endpoints[&EndpointId(1)].policy;
     let ask = |from: u32, port| {
         let identity = tables.endpoints[&EndpointId(from)].identity4;
-        judge(&tables, set, PolicyDirection::Ingress, identity, TCP, port).1
+        evaluate(&tables, set, PolicyDirection::Ingress, identity, TCP, port).1
     };
     let name = |engine: &PolicyEngine, from, port| {
         let trail = ask(from, port);
@@ -127,7 +127,7 @@ fn every_counter_that_the_programs_may_write_is_listed_once() {
     let mut written = BTreeSet::new();
     for endpoint in tables.endpoints.values() {
         for port in [80, 81, 82, 83] {
-            let (allowed, trail) = judge(tables, set, PolicyDirection::Ingress, endpoint.identity4, TCP, port);
+            let (allowed, trail) = evaluate(tables, set, PolicyDirection::Ingress, endpoint.identity4, TCP, port);
             let ordinal = if trail.rule == 0 {
                 u16::MAX
             } else {

@@ -15,7 +15,7 @@ use super::{
         TCP, UDP, apply, block, converge, egress, external_identity, ingress, named, pod, pods, pods_of, port, rule,
     },
 };
-use crate::{Overrun, PolicyEngine, PolicyTable, Quota, judge};
+use crate::{Overrun, PolicyEngine, PolicyTable, Quota, evaluate};
 
 const CAPACITY: usize = 1024;
 const SHARE: usize = 128;
@@ -52,7 +52,7 @@ fn accepts(engine: &PolicyEngine, endpoint: u32, address: &str) -> bool {
     let tables = engine.tables();
     let set = tables.endpoints[&EndpointId(endpoint)].policy;
     let identity = external_identity(tables, 1, address.parse().unwrap());
-    judge(tables, set, PolicyDirection::Ingress, identity, TCP, 81).0
+    evaluate(tables, set, PolicyDirection::Ingress, identity, TCP, 81).0
 }
 
 fn fits(engine: &PolicyEngine) {
@@ -79,7 +79,7 @@ fn a_namespace_beyond_its_share_allows_nothing_and_others_are_unaffected() {
     assert!(!accepts(&engine, 1, "10.1.0.1") && accepts(&engine, 2, "10.50.0.1"));
     // A direction in which no policy isolates stays open, and the pod is still isolated by name.
     let set = engine.tables().endpoints[&EndpointId(1)].policy;
-    assert!(judge(engine.tables(), set, PolicyDirection::Egress, 0, TCP, 80).0);
+    assert!(evaluate(engine.tables(), set, PolicyDirection::Egress, 0, TCP, 80).0);
     assert_eq!(engine.isolating(set, PolicyDirection::Ingress).len(), 1);
     assert!(engine.effective(EndpointId(1)).iter().all(|rule| rule.rule.is_none()));
     // Its pods come and go, closed, and so does the quota.
@@ -100,7 +100,7 @@ fn an_egress_policy_beyond_the_share_denies_also_what_it_allows_by_default() {
     converge(&mut engine);
     let allows = |engine: &PolicyEngine| {
         let set = engine.tables().endpoints[&EndpointId(1)].policy;
-        judge(engine.tables(), set, PolicyDirection::External, 0, TCP, 80).0
+        evaluate(engine.tables(), set, PolicyDirection::External, 0, TCP, 80).0
     };
     assert_eq!(closed(&engine).len(), 1);
     assert!(!allows(&engine));

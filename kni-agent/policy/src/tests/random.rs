@@ -17,7 +17,7 @@ use super::{
         ICMP, SCTP, TCP, UDP, block, converge, external_identity, labels, named, pod, pods, pods_of, port, select,
     },
 };
-use crate::{PolicyEngine, judge};
+use crate::{PolicyEngine, evaluate};
 
 const ADDRESSES: [&str; 6] = [
     "10.0.0.200",
@@ -145,7 +145,7 @@ fn check(engine: &PolicyEngine, world: &World) -> Result<(), TestCaseError> {
             for (direction, other, identity) in lookups(world, tables, interface.network_id.get()) {
                 for (protocol, port) in PROTOCOLS {
                     let desired = world.allows(direction, pod, interface, other, (protocol, port));
-                    let (allowed, trail) = judge(tables, set, direction, identity, protocol, port);
+                    let (allowed, trail) = evaluate(tables, set, direction, identity, protocol, port);
                     prop_assert_eq!(
                         allowed,
                         desired,

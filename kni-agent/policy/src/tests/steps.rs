@@ -11,7 +11,7 @@ use super::{
     random::{Slots, any_history, apply_changes},
     world::{ICMP, TCP, UDP, apply, block, external_identity, ingress, pod, pods, rule},
 };
-use crate::{PolicyEngine, Quota, judge};
+use crate::{PolicyEngine, Quota, evaluate};
 
 const PROTOCOLS: [(u8, u16); 4] = [(TCP, 80), (TCP, 81), (UDP, 80), (ICMP, 0)];
 const OUTSIDE: [&str; 6] = [
@@ -72,7 +72,7 @@ impl Lookups {
             let set = tables.endpoints[id].policy;
             let mut decide = |direction, identity| {
                 answers.extend(
-                    PROTOCOLS.map(|(protocol, port)| judge(tables, set, direction, identity, protocol, port).0),
+                    PROTOCOLS.map(|(protocol, port)| evaluate(tables, set, direction, identity, protocol, port).0),
                 );
             };
             for (other, _) in self

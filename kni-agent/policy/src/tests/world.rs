@@ -11,7 +11,7 @@ use kni_model::{
     },
 };
 
-use crate::{PolicyEngine, judge};
+use crate::{PolicyEngine, evaluate};
 
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
@@ -245,8 +245,8 @@ pub(crate) fn passes(engine: &PolicyEngine, from: u32, to: u32, protocol: u8, po
     let tables = engine.tables();
     let (from, to) = (tables.endpoints[&EndpointId(from)], tables.endpoints[&EndpointId(to)]);
     let ask = |sender: u32, receiver: u32| {
-        judge(tables, from.policy, PolicyDirection::Egress, receiver, protocol, port).0
-            && judge(tables, to.policy, PolicyDirection::Ingress, sender, protocol, port).0
+        evaluate(tables, from.policy, PolicyDirection::Egress, receiver, protocol, port).0
+            && evaluate(tables, to.policy, PolicyDirection::Ingress, sender, protocol, port).0
     };
     let (v4, v6) = (ask(from.identity4, to.identity4), ask(from.identity6, to.identity6));
     assert_eq!(v4, v6, "IPv4 and IPv6 differ");
@@ -259,6 +259,6 @@ pub(crate) fn leaves(engine: &PolicyEngine, from: u32, to: &str, protocol: u8, p
     let tables = engine.tables();
     let identity = external_identity(tables, 1, to.parse().unwrap());
     let set = tables.endpoints[&EndpointId(from)].policy;
-    let ask = |direction| judge(tables, set, direction, identity, protocol, port).0;
+    let ask = |direction| evaluate(tables, set, direction, identity, protocol, port).0;
     (ask(PolicyDirection::Egress), ask(PolicyDirection::External))
 }

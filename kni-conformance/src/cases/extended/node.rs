@@ -1,4 +1,4 @@
-//! Checks what a server reports about the node and its networks beyond their names.
+//! Checks what a server reports about the node and its networks in addition to their names.
 
 use kni_proto::kni::Network;
 

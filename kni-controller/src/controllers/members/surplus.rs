@@ -48,7 +48,7 @@ fn group_of(name: &str) -> Option<&str> {
     name.get(..=name.rfind('.')?)
 }
 
-/// The objects beyond the permitted number: those with the fewest confirmed members, of equal ones the last ones.
+/// The objects over the permitted number: those with the fewest confirmed members, of equal ones the last ones.
 fn surplus(tables: &Tables, group: &str) -> BTreeSet<Key> {
     let keys: Vec<Key> = beginning_with(&tables.members, group).collect();
     if keys.len() <= MOST {

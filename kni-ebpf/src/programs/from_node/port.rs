@@ -28,7 +28,7 @@ global! {
 
 #[inline(always)]
 fn open(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) -> Decision {
-    attempt!(judge(arrival.port, packet, work));
+    attempt!(check(arrival.port, packet, work));
     let Some(config) = config::get() else {
         return Decision::drop(Verdict::FlowTableFull);
     };
@@ -56,7 +56,7 @@ fn open(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) ->
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
-fn judge(port: u32, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
+fn check(port: u32, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let id = work.event.endpoint;
     let (Some(own), Some(policy)) = (endpoint::row(id), endpoint::policy(id)) else {
         return Err(Verdict::DestinationNotReady);

@@ -172,7 +172,7 @@ fn review(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
             &mut work.event
         ));
     } else {
-        attempt!(judge(policy, row.network, work, to_stack));
+        attempt!(check(policy, row.network, work, to_stack));
     }
     flow::renew(row.network, packet, found, work.event.generation, end.generation);
     if config::is_dry_run() {
@@ -197,7 +197,7 @@ fn find(network: u32, work: &mut Work) -> Option<(Decision, bool)> {
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
-fn judge(policy: &EndpointPolicy, network: u32, work: &mut Work, to_stack: bool) -> Result<(), Verdict> {
+fn check(policy: &EndpointPolicy, network: u32, work: &mut Work, to_stack: bool) -> Result<(), Verdict> {
     let port = work.to.policy_port();
     if to_stack {
         policy::leaving(policy, network, work.to.destination, port, &mut work.event)
@@ -246,7 +246,7 @@ fn permit(ctx: &TcContext, packet: &Packet, work: &mut Work, (way, to_stack): (D
     let Some(policy) = endpoint::policy(work.event.endpoint) else {
         return Decision::drop(Verdict::EndpointNotReady);
     };
-    attempt!(judge(policy, work.event.network, work, to_stack));
+    attempt!(check(policy, work.event.network, work, to_stack));
     // Before the flow is written: a packet that goes no further opens none.
     attempt!(remote::prepare(ctx, packet, way));
     Decision::NONE

@@ -18,7 +18,7 @@ impl Model {
     /// The order is that of the program's documentation: VLAN, source MAC, ARP, headers, link control, source address,
     /// destination kind, destination MAC, fragment, flow, then for a packet without a current flow service,
     /// destination, policy of both sides, share of the flow tables.
-    pub(super) fn judge_sent(
+    pub(super) fn evaluate_sent(
         &mut self,
         row: &Row,
         frame: &[u8],
@@ -144,7 +144,7 @@ impl Model {
         let judged = match known.receiver() {
             End::Stack(_) if !row.endpoint.host_access => return Ok(false),
             End::Stack(_) => self
-                .judge_stack_again(row, flow, &known, &mut hits)
+                .evaluate_stack_again(row, flow, &known, &mut hits)
                 .map(|()| End::Stack(row.epoch)),
             End::Local(to, version) => {
                 let there = self
@@ -152,7 +152,7 @@ impl Model {
                     .ready(to)
                     .filter(|there| there.endpoint.network == flow.network && version.same_life(there.version));
                 let Some(there) = there else { return Ok(false) };
-                self.judge_local_again(row, &there, flow, &known, &mut hits)
+                self.evaluate_local_again(row, &there, flow, &known, &mut hits)
                     .map(|()| End::Local(to, there.version))
             }
         };
@@ -161,7 +161,7 @@ impl Model {
         Ok(true)
     }
 
-    fn judge_local_again(
+    fn evaluate_local_again(
         &self,
         row: &Row,
         there: &Row,
@@ -177,7 +177,7 @@ impl Model {
         }
     }
 
-    fn judge_stack_again(&self, row: &Row, flow: Flow, known: &Known, hits: &mut Hits) -> Result<(), Verdict> {
+    fn evaluate_stack_again(&self, row: &Row, flow: Flow, known: &Known, hits: &mut Hits) -> Result<(), Verdict> {
         match (known.is_reply(), known.entry.opener) {
             (false, _) => self.leaving(row, known.becomes(), hits),
             (true, Opener::Node) => Ok(()),

@@ -177,7 +177,7 @@ pub struct Model {
 
 impl Model {
     /// Processes and counts a frame. `choose` returns the backend that the program chose among several.
-    pub fn judge(&mut self, seen: Seen, frame: &[u8], choose: &mut Choose<'_>) -> Outcome {
+    pub fn evaluate(&mut self, seen: Seen, frame: &[u8], choose: &mut Choose<'_>) -> Outcome {
         let Seen {
             direction,
             endpoint,
@@ -194,8 +194,8 @@ impl Model {
             Verdict::NoEndpoint
         } else if let Some(row) = self.world.ready(endpoint) {
             let judged = match direction {
-                Direction::FromPod => self.judge_sent(&row, frame, &mut outcome, choose),
-                Direction::ToPod => self.judge_received(&row, ingress, frame, &mut outcome),
+                Direction::FromPod => self.evaluate_sent(&row, frame, &mut outcome, choose),
+                Direction::ToPod => self.evaluate_received(&row, ingress, frame, &mut outcome),
                 Direction::FromUplink | Direction::ToUplink | Direction::FromOverlay | Direction::ToOverlay => {
                     panic!("the programs of the uplink and of the tunnel have no model")
                 }

@@ -16,7 +16,7 @@ impl Model {
     /// kind, destination address, fragment, flow, then for a packet without a current flow source, ingress policy,
     /// share of the flow tables. `ingress` is the interface through which the node received the packet, 0 if the node
     /// sent it.
-    pub(super) fn judge_received(
+    pub(super) fn evaluate_received(
         &mut self,
         row: &Row,
         ingress: u32,

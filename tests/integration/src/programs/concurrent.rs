@@ -232,7 +232,7 @@ impl Lockstep {
             let mut model = self.model.clone();
             enter(&mut model, state);
             let mut backends = 1;
-            let outcome = model.judge(seen, frame, &mut |choice| {
+            let outcome = model.evaluate(seen, frame, &mut |choice| {
                 backends = choice.candidates.len();
                 backend.min(backends - 1)
             });

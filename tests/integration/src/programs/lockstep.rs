@@ -112,7 +112,7 @@ impl Lockstep {
             ..
         } = self;
         let mut candidates = Vec::new();
-        let expected = model.judge(seen, frame, &mut |choice| {
+        let expected = model.evaluate(seen, frame, &mut |choice| {
             candidates = choice.candidates.to_vec();
             if counted {
                 chosen::backend(choice, ran, programs, tables)

@@ -45,7 +45,7 @@ impl Probe {
         SocketAddr::new(self.to, self.question.port)
     }
 
-    fn judge(&self, token: &str, answered: io::Result<String>) -> Outcome {
+    fn evaluate(&self, token: &str, answered: io::Result<String>) -> Outcome {
         match answered {
             Ok(text) if text == self.expected(token) => Outcome::Answered,
             Ok(text) => Outcome::Odd(format!("{text:?} instead of {:?}", self.expected(token))),
@@ -122,7 +122,7 @@ async fn ask(probes: Vec<Probe>, patience: &Arc<Patience>) -> io::Result<Table> 
                 }
             };
             let answered = patience.wait(one).await;
-            let outcome = answered.map_or(Outcome::Silent, |answered| probe.judge(&token, answered));
+            let outcome = answered.map_or(Outcome::Silent, |answered| probe.evaluate(&token, answered));
             Ok(Table::from([(probe.question, outcome)]))
         });
     }
@@ -203,7 +203,7 @@ async fn sctp_of(probes: &[Probe], socket: Sctp, patience: &Patience) -> io::Res
         };
         if packet.answer && from == probe.to && packet.source_port == probe.question.port && packet.tag == token {
             open.remove(&packet.destination_port);
-            table.insert(probe.question, probe.judge(&token.to_string(), Ok(packet.text)));
+            table.insert(probe.question, probe.evaluate(&token.to_string(), Ok(packet.text)));
         }
     }
     Ok(table)

@@ -249,7 +249,7 @@ async fn define_newer_policies(cluster: &Cluster) -> Result<()> {
     definitions::apply(&cluster.client, vec![newer]).await
 }
 
-/// A policy without bits beyond the length of a prefix, which an API server refuses.
+/// A policy without bits over the length of a prefix, which an API server refuses.
 fn without_host_bits(mut policy: Value) -> Value {
     truncate_prefixes(&mut policy["spec"]);
     policy

@@ -28,7 +28,7 @@ fn every_field_has_a_description() -> Result<()> {
     let mut silent = Vec::new();
     for kind in KINDS {
         let schema = &explained["components"]["schemas"][format!("dev.kni.v1alpha1.{kind}")];
-        ensure!(says(schema), "{kind}");
+        ensure!(describes(schema), "{kind}");
         for part in ["spec", "status"]
             .into_iter()
             .filter(|part| schema["properties"].get(part).is_some())
@@ -43,13 +43,13 @@ fn every_field_has_a_description() -> Result<()> {
     Ok(())
 }
 
-fn says(schema: &Value) -> bool {
+fn describes(schema: &Value) -> bool {
     schema["description"].as_str().is_some_and(|text| text.len() >= 8)
 }
 
 fn walk(at: &str, schema: &Value, fields: &mut usize, silent: &mut Vec<String>) {
     *fields += 1;
-    if !says(schema) {
+    if !describes(schema) {
         silent.push(at.to_owned());
     }
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {

@@ -72,7 +72,7 @@ fn segments(table: &mut Table<'_>) -> Result<()> {
             "a segmented packet is not redirected: {}",
             ran.action
         );
-        let expected = table.step.model.judge(
+        let expected = table.step.model.evaluate(
             Seen::from_pod(BLUE_A),
             &from(BLUE_A).frame(&tcp(a, b, TcpFlags::ACK)),
             &mut |_| 0,

@@ -153,8 +153,8 @@ fn an_answer_from_beyond_is_no_new_flow() -> Result<()> {
     })
 }
 
-/// What is known about a peer of another node or beyond may change while its flows are established: its labels, or the
-/// owner of its address.
+/// What is known about a peer of another node or an external host may change while its flows are established: its
+/// labels, or the owner of its address.
 #[test]
 fn another_identity_of_a_peer_beyond_reaches_its_established_flows() -> Result<()> {
     require!(root, netns, bpf, ip);

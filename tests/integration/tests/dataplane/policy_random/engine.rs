@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use kni_common::{address::from_ip, event::PolicyTrail};
 use kni_integration::oracle::World;
 use kni_model::{Enforcement, PolicyStep, PolicyTables, policy::PolicyDirection};
-use kni_policy::{PolicyEngine, judge};
+use kni_policy::{PolicyEngine, evaluate};
 
 use super::{
     generate::Question,
@@ -44,7 +44,7 @@ impl Beside {
 
     /// The tables' decisions on the source's sending and the destination's receiving, with the rules; `None` for an end
     /// that is not a local endpoint.
-    pub(crate) fn judge(&self, question: &Question, numbers: &Numbers) -> [Option<(bool, PolicyTrail)>; 2] {
+    pub(crate) fn evaluate(&self, question: &Question, numbers: &Numbers) -> [Option<(bool, PolicyTrail)>; 2] {
         let one = |own: IpAddr, other: IpAddr, direction| {
             let set = self.enforcement(question, own, numbers)?.policy;
             let identity = match self.enforcement(question, other, numbers) {
@@ -53,7 +53,14 @@ impl Beside {
                 None => longest_prefix(self.tables(), number_of(question.network), other),
             };
             let protocol = iana(question.protocol, own.is_ipv4());
-            Some(judge(self.tables(), set, direction, identity, protocol, question.port))
+            Some(evaluate(
+                self.tables(),
+                set,
+                direction,
+                identity,
+                protocol,
+                question.port,
+            ))
         };
         [
             one(question.from, question.to, PolicyDirection::Egress),

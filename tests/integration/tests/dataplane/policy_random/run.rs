@@ -98,7 +98,7 @@ fn the_engine_says_what_the_oracle_says() -> Result<()> {
         coverage.world(case.world);
         for question in &case.questions {
             let expected = case.oracle(question);
-            let found = beside.judge(question, &case.numbers);
+            let found = beside.evaluate(question, &case.numbers);
             let ends = [(Direction::Egress, expected.0), (Direction::Ingress, expected.1)];
             for (found, (direction, expected)) in found.into_iter().zip(ends) {
                 let Some((allowed, trail)) = found else { continue };

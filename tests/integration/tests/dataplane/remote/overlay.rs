@@ -330,7 +330,7 @@ fn a_node_that_is_not_known_gets_nothing() -> Result<()> {
             scene.dropped("from there", FromOverlay, Verdict::OwnerUnknown, || {
                 scene.tunnel(node, BLUE, &packet)
             })?;
-            // Beyond the table.
+            // Outside of the table.
             scene.route(BLUE, 1 << 20, true)?;
             let packet = out(ends, &segment(TcpFlags::SYN));
             scene.dropped("no such number", FromPod, Verdict::NoNode, || scene.send(A, &packet))

@@ -25,7 +25,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::scene::{A, BLUE, LOCAL, MTU, NODE, OTHER, OWN, Scene, THEIRS, VXLAN_PORT, inside, own_underlay, underlay};
 
-/// Egress addresses, one of each family, and a host beyond the uplink.
+/// Egress addresses, one of each family, and an external host behind the uplink.
 const EGRESS: [&str; 2] = ["198.51.100.25", "2001:db8:100::25"];
 const SERVER: [&str; 2] = ["203.0.113.80", "2001:db8:203::80"];
 /// The units of this node, of [`NODE`] and of [`OTHER`].

@@ -13,7 +13,7 @@ use super::{PORT, scene::Scene};
 /// More than the share of a pod at the usual sizes, which is 16 384 flows.
 const LOOKUPS: u32 = 20_000;
 /// Without an answer for this time, the counter of refused packets shows whether one will come.
-const UNCONFIRMED_AFTER: Duration = Duration::from_millis(200);
+const UNCONFIRMED: Duration = Duration::from_millis(200);
 /// Lookups without an answer, after which the rest would have none.
 const ENOUGH: u32 = 20;
 
@@ -48,7 +48,7 @@ fn look_up_from(mut number: u32, to: SocketAddr) -> Result<(u32, Option<Lookup>)
     while number < LOOKUPS {
         number += 1;
         let lookup = Lookup::ask(number, to)?;
-        if !lookup.is_answered(UNCONFIRMED_AFTER)? {
+        if !lookup.is_answered(UNCONFIRMED)? {
             return Ok((number, Some(lookup)));
         }
     }

@@ -228,13 +228,13 @@ async fn more_flows_than_ports_keep_apart() -> Result<()> {
     for pod in &pods {
         drops += world.stage.drops(pod, "from_pod", "masquerade_ports").await?;
     }
-    judge(tallies, &served.0, &served.1, drops)?;
+    check(tallies, &served.0, &served.1, drops)?;
     watch.assert_clean();
     Ok(())
 }
 
 /// Checks what the clients counted, the ports that the server saw, and those that it saw from two flows at a time.
-fn judge(tallies: Vec<Tally>, ports: &BTreeSet<u16>, twice: &[Twice], drops: u64) -> Result<()> {
+fn check(tallies: Vec<Tally>, ports: &BTreeSet<u16>, twice: &[Twice], drops: u64) -> Result<()> {
     let (mut right, mut refused, mut wrong, mut paused) = (0, 0, Vec::new(), BTreeSet::new());
     for tally in tallies {
         paused.extend(tally.paused);

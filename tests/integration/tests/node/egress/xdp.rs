@@ -102,7 +102,7 @@ async fn stays_outside(mode: &str) -> Result<()> {
         wait_for(&world, "bogon_source", bogons).await?;
         let routed: IpAddr = if v4 { "10.244.3.4" } else { "fd00:244::34" }.parse()?;
         wire.send(&Ip::new(routed, to).packet(&question))?;
-        // A version that differs from the EtherType, and a length beyond the frame.
+        // A version that differs from the EtherType, and a length over that of the frame.
         let mut frame = wire.link.frame(&Ip::new(server(v4).ip(), to).packet(&question));
         frame[14] = if v4 { 0x65 } else { 0x40 };
         wire.socket.send(&frame)?;

@@ -55,7 +55,7 @@ fn a_node_with_pods_changes_from_cni_to_kni() -> Result<()> {
             .any(|line| line.contains("method=\"CreateNetwork\"") && line.contains("pod=\"default/new\"")),
         "the new pod did not get its network by KNI:\n{log}"
     );
-    everyone_answers_everyone(&scene, &before)?;
+    all_answer_all(&scene, &before)?;
 
     // Of a pod that was attached by CNI nothing is left when it goes.
     scene
@@ -75,7 +75,7 @@ fn addresses(scene: &Scene) -> Result<BTreeMap<&'static str, Vec<IpAddr>>> {
 }
 
 /// Pods of both kinds ask each other, and the earlier ones have the addresses that they had.
-fn everyone_answers_everyone(scene: &Scene, before: &BTreeMap<&'static str, Vec<IpAddr>>) -> Result<()> {
+fn all_answer_all(scene: &Scene, before: &BTreeMap<&'static str, Vec<IpAddr>>) -> Result<()> {
     let now = addresses(scene)?;
     ensure!(now == *before, "addresses were {before:?} and are {now:?}");
     for (from, to) in [("server", "new"), ("new", "server"), ("new", "leaves")] {

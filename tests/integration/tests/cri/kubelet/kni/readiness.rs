@@ -67,7 +67,7 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     scene.agent.kill9()?;
     stays_ready(&scene, &before, killed)?;
     containers_and_host_network_work(&mut scene)?;
-    a_new_pod_says_what_it_waits_for(&mut scene)?;
+    a_new_pod_reports_what_it_waits_for(&mut scene)?;
     let away = "the agent has been away for long";
     scene.machine.local.wait(away, GRACE + patience(), |node| {
         let condition = node.ready_condition()?;
@@ -259,7 +259,7 @@ fn containers_and_host_network_work(scene: &mut Scene) -> Result<()> {
     scene.wait_for("pod/on-host", "{.status.phase}", "Running")
 }
 
-fn a_new_pod_says_what_it_waits_for(scene: &mut Scene) -> Result<()> {
+fn a_new_pod_reports_what_it_waits_for(scene: &mut Scene) -> Result<()> {
     scene.local().apply(&server("late", &json!({})))?;
     scene.machine.local.wait("an event says why", patience(), |node| {
         let selector = "involvedObject.name=late,reason=FailedCreatePodSandBox";

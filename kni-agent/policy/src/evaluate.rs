@@ -11,7 +11,7 @@ use kni_model::{PolicyTables, policy::PolicyDirection};
 
 /// Whether a policy set allows a packet of a peer, and the rule that decided. `port` is the destination port in host
 /// byte order, 0 for protocols without ports. Set 0 allows everything.
-pub fn judge(
+pub fn evaluate(
     tables: &PolicyTables,
     set: u32,
     direction: PolicyDirection,
