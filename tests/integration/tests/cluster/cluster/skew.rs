@@ -30,6 +30,10 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
     // Objects of a later release.
     definitions::apply(&cluster.client, definitions::later()?).await?;
     write_later(&cluster, &red()).await?;
+    // A watch from before serves objects without the new field until the API server ends it, after minutes: the agent
+    // would understand green.
+    let proxy = cluster.nodes[0].proxy.as_ref().context("no proxy")?;
+    proxy.faults.cut();
     let green = objects::network("green", &["10.30.0.0/16"], &json!({ "zzz": "new" }));
     cluster.apply(&[green]).await?;
     let leave = json!({
@@ -38,9 +42,6 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
         "spec": { "podSelector": {}, "defaultAction": "Allow", "zzz": "new" },
     });
     cluster.apply(&[leave]).await?;
-    // A watch from before serves the objects without the new field until the API server ends it, after minutes.
-    let proxy = cluster.nodes[0].proxy.as_ref().context("no proxy")?;
-    proxy.faults.cut();
     let told = wait_for_report(
         &cluster,
         &["podnetworks red", "podnetworks green", "egresspolicies red-team/leave"],
