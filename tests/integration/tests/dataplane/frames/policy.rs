@@ -267,6 +267,37 @@ fn a_service_is_judged_as_its_backend() -> Result<()> {
     })
 }
 
+/// The identity is that of the backend, which a service with an address of the pods' range would hide otherwise.
+#[test]
+fn a_service_is_judged_as_its_backend_beyond() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("policies behind services beyond", |table| {
+        for prefix in ["198.51.100.0/24", "2001:db8::/32"] {
+            table.step.identify(DEFAULT, prefix.parse()?, FRIEND)?;
+        }
+        for asked in [Asked::Egress, Asked::External] {
+            table.step.allow(SET, FRIEND, asked, Allowed::Everything, 1)?;
+            table.step.allow(SET + 1, ANYBODY, asked, Allowed::Everything, 1)?;
+            table.step.allow(SET + 1, FRIEND, asked, Allowed::Nothing, 0)?;
+        }
+        for (a, _) in FAMILIES {
+            let virt = virtual_like(a);
+            let backend = (outside_like(a), 8080);
+            table.step.serve((DEFAULT, virt, 17, 80), &service(1, &[backend]))?;
+            let frame = from(DEFAULT_A).frame(&ip(a, virt).packet(&Payload::udp(4000, 80, b"")));
+            for (set, what, expected) in [
+                (SET, "only the backend is allowed", PassedToStack),
+                (SET + 1, "only the backend is denied", PolicyEgress),
+            ] {
+                select(table.step, DEFAULT_A, set)?;
+                let name = format!("{} {what}", family(a));
+                table.fresh(&name, DEFAULT_A, &frame, expected)?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Probes of the kubelet must reach a pod under all policies; no other peer is exempt.
 #[test]
 fn the_node_always_reaches_its_pods_and_gets_answers() -> Result<()> {

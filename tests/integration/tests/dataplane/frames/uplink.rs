@@ -1,18 +1,22 @@
-//! Tests frames from outside for a port of the node that leads to a pod.
+//! Tests frames from outside for a port of the node that leads to a pod, and answers to what a pod asked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_common::{Direction, Verdict};
-use kni_dataplane::{HostPort, host_port_key};
+use kni_common::{Direction, IFINDEX_BASE, Verdict};
+use kni_dataplane::{EgressRow, EgressSource, HostPort, NetworkRoutes, RouteEgress, host_port_key};
 use kni_integration::{
     frames::{Ip, Link, Payload, TcpFlags, checksum},
+    model::{ANYBODY, Allowed, Asked, Endpoint, PortRow, Seen},
     programs::{Lockstep, Ran, action_of, hex},
     require,
 };
-use kni_model::EndpointId;
+use kni_model::{EndpointId, NetworkId};
 
-use super::table::{DEFAULT_A, OUTSIDE4, OUTSIDE6, endpoint};
+use super::{
+    policy::select,
+    table::{A4, A6, DEFAULT, DEFAULT_A, FREE, OUTSIDE4, OUTSIDE6, endpoint, from},
+};
 
 /// Addresses of the node.
 const NODE4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -104,6 +108,78 @@ fn the_last_hop_of_a_packet_is_told_to_its_sender() -> Result<()> {
         let other = Ip::new(OUTSIDE4.into(), NODE4.into()).hop_limit(1);
         let ran = arrives(step, &other.packet(&Payload::udp(4000, OTHER, b"")))?;
         ensure!(ran.action == action_of(Verdict::PassedToStack), "action {}", ran.action);
+        Ok(())
+    })
+}
+
+/// A pod whose packets leave with the node's addresses.
+fn masquerade(step: &mut Lockstep) -> Result<()> {
+    let dataplane = step.programs().dataplane();
+    dataplane.set_uplink(Some(IFINDEX_BASE + FREE))?;
+    let routes = NetworkRoutes {
+        subnets: vec!["10.0.0.0/24".parse()?, "fd00::/64".parse()?],
+        service_subnets: Vec::new(),
+        egress: RouteEgress::Masquerade { host_access: false },
+    };
+    dataplane.set_routes(NetworkId::try_from(DEFAULT)?, &routes)?;
+    let source = EgressSource {
+        ipv4: Some(NODE4),
+        ipv6: Some(NODE6),
+        first: 50_000,
+        last: 50_999,
+        shared_v4: false,
+        shared_v6: false,
+    };
+    dataplane.set_masquerade(EndpointId(DEFAULT_A), &EgressRow::From(source))?;
+    let pod = Endpoint {
+        host_access: false,
+        ..endpoint(DEFAULT_A)
+    };
+    step.publish(DEFAULT_A, &pod)
+}
+
+/// The first packet behind a change of policy may be the answer. The policy is about the port of the peer, whichever
+/// direction is judged.
+#[test]
+fn an_answer_behind_a_change_is_judged_by_the_port_that_was_asked() -> Result<()> {
+    const SET: u32 = 20;
+    const NOTHING: u32 = 21;
+    const PORTS: u32 = 9;
+    require!(root, netns, bpf, ip);
+    Lockstep::inside("answers-outside", 4096, |step| {
+        masquerade(step)?;
+        let allowed = PortRow {
+            protocol: Some(17),
+            port: (53, 16),
+            ordinal: 0,
+            allow: true,
+        };
+        step.set_ports(PORTS, &[allowed])?;
+        step.allow(SET, ANYBODY, Asked::Egress, Allowed::Ports(PORTS), 1)?;
+        step.allow(SET, ANYBODY, Asked::External, Allowed::Everything, 1)?;
+        for (own, (peer, node)) in [IpAddr::from(A4), A6.into()].into_iter().zip(FAMILIES) {
+            select(step, DEFAULT_A, SET)?;
+            let question = Ip::new(own, peer).packet(&Payload::udp(4000, 53, b"question"));
+            let left = step
+                .programs()
+                .run_as(Seen::from_pod(DEFAULT_A), &from(DEFAULT_A).frame(&question), 0)?;
+            ensure!(left.action == action_of(Verdict::Redirected), "{own}: {}", left.action);
+            let at = 14 + if own.is_ipv4() { 20 } else { 40 };
+            let port = u16::from_be_bytes([left.frame[at], left.frame[at + 1]]);
+            let answer = Ip::new(peer, node).packet(&Payload::udp(53, port, b"answer"));
+            select(step, DEFAULT_A, SET)?;
+            let ran = arrives(step, &answer)?;
+            let is_delivered =
+                ran.action == action_of(Verdict::Redirected) && ran.frame[..6] == endpoint(DEFAULT_A).mac;
+            ensure!(is_delivered, "{own}: the answer behind a change: {}", ran.action);
+            select(step, DEFAULT_A, NOTHING)?;
+            let ran = arrives(step, &answer)?;
+            ensure!(
+                ran.action == action_of(Verdict::PolicyEgress),
+                "{own}: the answer behind a denial: {}",
+                ran.action
+            );
+        }
         Ok(())
     })
 }

@@ -23,7 +23,9 @@ use kni_integration::{
 use kni_model::{EndpointId, NetworkId};
 use nix::net::if_::if_nametoindex;
 
-use super::scene::{A, BLUE, LOCAL, MTU, NODE, OTHER, OWN, Scene, THEIRS, VXLAN_PORT, inside, own_underlay, underlay};
+use super::scene::{
+    A, BLUE, LOCAL, MTU, NODE, OTHER, OWN, REMOTE, Scene, THEIRS, UNUSED, VXLAN_PORT, inside, own_underlay, underlay,
+};
 
 /// Egress addresses, one of each family, and an external host behind the uplink.
 const EGRESS: [&str; 2] = ["198.51.100.25", "2001:db8:100::25"];
@@ -321,6 +323,35 @@ fn the_node_that_answers_forwards_without_a_flow() -> Result<()> {
         scene.dropped("not on the uplink", FromOverlay, Verdict::EgressAddress, || {
             scene.tunnel(underlay(NODE, true), EGRESS_NETWORK, &packet)
         })
+    })
+}
+
+/// What leaves by this node leaves the cluster: pods reach nodes and pods with their own addresses, which policies know.
+#[test]
+fn nothing_inside_is_reached_with_an_egress_address() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("egress-inside", |scene| {
+        prepare(scene, true)?;
+        let (port, _) = ports_of(NODES);
+        for over_v4 in [true, false] {
+            answering(scene, None, over_v4)?;
+            scene.route_own()?;
+            scene.route(BLUE, NODE, true)?;
+            for (family, egress) in EGRESS.into_iter().enumerate() {
+                for (what, to) in [
+                    ("this node", own_underlay(family == 0)),
+                    ("a pod of this node", LOCAL[family]),
+                    ("no pod", UNUSED[family]),
+                    ("a pod of another node", REMOTE[family]),
+                ] {
+                    let packet = Ip::new(ip(egress), to).packet(&Payload::tcp(port, THEIRS, TcpFlags::SYN));
+                    scene.dropped(what, FromOverlay, Verdict::NoDestination, || {
+                        scene.tunnel(underlay(NODE, over_v4), EGRESS_NETWORK, &packet)
+                    })?;
+                }
+            }
+        }
+        scene.quiet()
     })
 }
 
