@@ -184,6 +184,32 @@ fn an_answer_behind_a_change_is_judged_by_the_port_that_was_asked() -> Result<()
     })
 }
 
+/// A flow from outside goes past the policy while nothing has changed; what is known of its peer may.
+#[test]
+fn another_identity_of_a_peer_outside_reaches_its_established_flows() -> Result<()> {
+    const SET: u32 = 20;
+    const FRIEND: u32 = 5;
+    require!(root, netns, bpf, ip);
+    inside("identities-outside", |step| {
+        step.allow(SET, FRIEND, Asked::Ingress, Allowed::Everything, 1)?;
+        select(step, DEFAULT_A, SET)?;
+        for (peer, node) in FAMILIES {
+            let packet = Ip::new(peer, node).packet(&Payload::udp(4000, OPEN, b"data"));
+            step.identify(DEFAULT, peer.into(), FRIEND)?;
+            for what in ["first", "known"] {
+                let ran = arrives(step, &packet)?;
+                let expected = action_of(Verdict::Redirected);
+                ensure!(ran.action == expected, "{what} of {peer}, a friend: {}", ran.action);
+            }
+            step.identify(DEFAULT, peer.into(), FRIEND + 1)?;
+            let ran = arrives(step, &packet)?;
+            let expected = action_of(Verdict::PolicyIngress);
+            ensure!(ran.action == expected, "from {peer}, a stranger: {}", ran.action);
+        }
+        Ok(())
+    })
+}
+
 /// Whether the frame is the error about the packet: back to its sender, from the address it was sent to.
 fn expired(frame: &[u8], packet: &[u8], (peer, node): (IpAddr, IpAddr)) -> Result<()> {
     let there = link().frame(&[]);
