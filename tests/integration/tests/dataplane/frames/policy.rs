@@ -269,9 +269,9 @@ fn a_service_is_judged_as_its_backend() -> Result<()> {
 
 /// The identity is that of the backend, which a service with an address of the pods' range would hide otherwise.
 #[test]
-fn a_service_is_judged_as_its_backend_beyond() -> Result<()> {
+fn a_service_is_evaluated_as_its_backend_outside() -> Result<()> {
     require!(root, netns, bpf, ip);
-    table("policies behind services beyond", |table| {
+    table("policies behind services to outside", |table| {
         for prefix in ["198.51.100.0/24", "2001:db8::/32"] {
             table.step.identify(DEFAULT, prefix.parse()?, FRIEND)?;
         }

@@ -139,9 +139,9 @@ fn masquerade(step: &mut Lockstep) -> Result<()> {
 }
 
 /// The first packet behind a change of policy may be the answer. The policy is about the port of the peer, whichever
-/// direction is judged.
+/// direction is evaluated.
 #[test]
-fn an_answer_behind_a_change_is_judged_by_the_port_that_was_asked() -> Result<()> {
+fn a_reply_behind_a_change_is_evaluated_by_the_port_that_was_asked() -> Result<()> {
     const SET: u32 = 20;
     const NOTHING: u32 = 21;
     const PORTS: u32 = 9;

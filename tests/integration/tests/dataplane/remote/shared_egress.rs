@@ -326,7 +326,8 @@ fn the_node_that_answers_forwards_without_a_flow() -> Result<()> {
     })
 }
 
-/// What leaves by this node leaves the cluster: pods reach nodes and pods with their own addresses, which policies know.
+/// What leaves by this node leaves the cluster: pods reach nodes and pods with their own addresses, which policies
+/// know.
 #[test]
 fn nothing_inside_is_reached_with_an_egress_address() -> Result<()> {
     require!(root, netns, bpf, ip);
