@@ -85,13 +85,18 @@ impl Scene {
             let begin = Instant::now();
             Manifest::apply(&[team(allow)], &self.stage.node)?;
             eventually(patience(), async || {
-                let reached = self.reaches(&self.server, server, PORT).await?;
-                ensure!(reached == allow, "the policy of another tenant is not applied");
+                // A datagram only: between it and a connection the policy may change.
+                let enters = self.stage.enters(&self.client, &self.server, server, PORT).await?;
+                ensure!(enters == allow, "the policy of another tenant is not applied");
                 Ok(())
             })
             .await?;
             change = change.max(begin.elapsed());
         }
+        ensure!(
+            self.reaches(&self.server, server, PORT).await?,
+            "another tenant's server is closed"
+        );
         Ok([attach, change])
     }
 
