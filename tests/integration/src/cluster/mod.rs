@@ -88,6 +88,7 @@ impl Cluster {
             control,
             fabric,
         };
+        prepared::wait_for_admission(&cluster.client).await?;
         cluster.start_controller().await?;
         Ok(cluster)
     }

@@ -9,13 +9,18 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Namespace, ServiceAccount},
+    core::v1::{ConfigMap, Namespace, Pod, ServiceAccount},
     rbac::v1::ClusterRole,
 };
+use kni_api::AddressBlock;
+use kni_claims::{NetworkRef, NodeRef, address_block};
 use kni_local_node::{ControlPlane, Fabric, Nodes};
-use kube::{Api, Client, ResourceExt as _, api::ListParams};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
 
-use super::{PATIENCE, api_access::connect, definitions, rights};
+use super::{PATIENCE, api_access::connect, definitions, objects, rights};
 use crate::{
     machine::{programs, static_programs, tools},
     wait,
@@ -63,6 +68,35 @@ impl Prepared {
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
+}
+
+/// Waits until the API server has configured the policies of admission. One that starts with them may look for the kinds
+/// of their parameters before it serves these: then it refuses all objects that the policies are about, and looks again
+/// after half a minute.
+pub(super) async fn wait_for_admission(client: &Client) -> Result<()> {
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let (name, uid) = ("none".to_owned(), "none".to_owned());
+    let network = NetworkRef {
+        name: name.parse()?,
+        uid: uid.clone(),
+    };
+    let block = address_block(&NodeRef { name, uid }, &network, &"10.0.0.0/26".parse()?);
+    let pod: Pod = serde_json::from_value(objects::pod("default", "none", "none"))?;
+    let blocks: Api<AddressBlock> = Api::all(client.clone());
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    wait::until("the policies of admission are configured", PATIENCE, async || {
+        let refusals = [
+            blocks.create(&params, &block).await.err(),
+            pods.create(&params, &pod).await.err(),
+        ];
+        let mut texts = refusals.iter().flatten().map(ToString::to_string);
+        Ok(!texts.any(|text| text.contains("failed to configure policy")))
+    })
+    .await
+    .map(drop)
 }
 
 /// Identifies everything that the data depends on.

@@ -1,6 +1,6 @@
 //! Tests TCX programs of other owners at KNI's interfaces, attached before and after KNI's: all of them work.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{Direction, IFINDEX_BASE, Verdict};
@@ -48,15 +48,13 @@ fn pod(node: &Namespaces, id: u32) -> Result<Namespaces> {
     );
     let inside = Namespaces::fresh_net(&format!("pod-{id}"))?;
     let (host, index, netns) = (format!("kni{id}"), IFINDEX_BASE + id, inside.net_path());
-    node.ip(&[&format!(
-        "link add {host} index {index} address {host_mac} type veth peer name eth0 address {mac} netns {}",
-        netns.display()
-    )])?;
-    // A node that forwards IPv6 reports its multicast groups at each interface, some seconds later.
-    let setting = format!("/proc/sys/net/ipv6/conf/{host}/disable_ipv6");
-    node.enter(|| fs::write(&setting, "1"))?
-        .with_context(|| setting.clone())?;
-    node.ip(&[&format!("link set {host} up")])?;
+    node.ip(&[
+        &format!(
+            "link add {host} index {index} address {host_mac} type veth peer name eth0 address {mac} netns {}",
+            netns.display()
+        ),
+        &format!("link set {host} addrgenmode none up"),
+    ])?;
     inside.ip(&[
         "link set eth0 addrgenmode none up",
         &format!("address add {address}/32 dev eth0"),

@@ -262,7 +262,8 @@ fn containers_and_host_network_work(scene: &mut Scene) -> Result<()> {
 fn a_new_pod_reports_what_it_waits_for(scene: &mut Scene) -> Result<()> {
     scene.local().apply(&server("late", &json!({})))?;
     scene.machine.local.wait("an event says why", patience(), |node| {
-        let selector = "involvedObject.name=late,reason=FailedCreatePodSandBox";
+        // FailedCreatePodSandBox, or NetworkNotReady where the grace is over when the kubelet comes to the pod.
+        let selector = "involvedObject.name=late,type=Warning";
         let events = node.kubectl(&[
             "get",
             "events",
