@@ -76,7 +76,7 @@ impl Cluster {
         let fabric = Fabric::new(name)?;
         let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
         let programs = (&programs()?, &static_programs()?);
-        let prepared = Prepared::find().await?;
+        let prepared = Box::pin(Prepared::find()).await?;
         let nodes = Nodes::WithoutKubelets;
         let mut control = ControlPlane::start_from(prepared.folder(), &fabric, nodes, programs, &logs)?;
         drop(prepared);
@@ -88,7 +88,7 @@ impl Cluster {
             control,
             fabric,
         };
-        prepared::wait_for_admission(&cluster.client).await?;
+        Box::pin(prepared::wait_for_admission(&cluster.client)).await?;
         cluster.start_controller().await?;
         Ok(cluster)
     }

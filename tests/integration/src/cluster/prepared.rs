@@ -70,9 +70,9 @@ impl Prepared {
     }
 }
 
-/// Waits until the API server has configured the policies of admission. One that starts with them may look for the kinds
-/// of their parameters before it serves these: then it refuses all objects that the policies are about, and looks again
-/// after half a minute.
+/// Waits until the API server has configured the policies of admission. One that starts with them may look for the
+/// kinds of their parameters before it serves these: then it refuses all objects that the policies are about, and looks
+/// again after half a minute.
 pub(super) async fn wait_for_admission(client: &Client) -> Result<()> {
     let params = PostParams {
         dry_run: true,
