@@ -90,10 +90,16 @@ impl Programs {
     pub fn inside<R: Send>(name: &str, max_flows: u32, work: impl FnOnce(Self) -> Result<R> + Send) -> Result<R> {
         object()?;
         let node = Node::new(name)?;
-        // The kernel reports the groups of a router at each interface for seconds, and tests count each packet there.
-        // The node forwards all the same.
-        let setting = "/proc/sys/net/ipv6/conf/default/forwarding";
-        node.enter(|| fs::write(setting, "0"))?.context(setting)?;
+        // The ends of the pods are interfaces of the node, too: its stack would forward what they receive. And it would
+        // report the groups of a router at each interface. Tests count each packet.
+        for setting in [
+            "ipv4/ip_forward",
+            "ipv6/conf/all/forwarding",
+            "ipv6/conf/default/forwarding",
+        ] {
+            node.enter(|| fs::write(Path::new("/proc/sys/net").join(setting), "0"))?
+                .context(setting)?;
+        }
         let links: Vec<String> = (1..=INTERFACES)
             .chain([FOREIGN])
             .map(|id| {

@@ -151,9 +151,10 @@ fn case(rng: &mut Rng, scene: &Scene<'_>, kinds: &mut BTreeMap<String, u64>) -> 
     let before = scene.verdicts()?;
     let rows = scene.flows();
     let explained = scene.explain(shot.from, &shot.packet).with_context(told)?;
+    let after = (scene.verdicts()?, scene.flows());
     ensure!(
-        scene.verdicts()? == before && scene.flows() == rows,
-        "the explanation has left traces: {}",
+        after == (before.clone(), rows),
+        "the explanation has left traces: {}\n{before:?} {rows:?} before\n{after:?}",
         told()
     );
     let begun = now()?;

@@ -577,7 +577,8 @@ impl<'a> Scene<'a> {
     }
 
     /// Every counted verdict of packets, by the direction of the program that decided; those of packets between two
-    /// pods of the node once.
+    /// pods of the node once. Without packets that the node's stack makes by itself at each interface, in the seconds
+    /// after it came up: solicitations and reports of groups.
     pub(super) fn verdicts(&self) -> Result<BTreeMap<(Direction, Verdict), u64>> {
         let mut all = self.drops()?;
         for id in [A, B, RED_A] {
@@ -585,6 +586,7 @@ impl<'a> Scene<'a> {
                 *all.entry((direction, verdict)).or_insert(0) += count.packets;
             }
         }
+        all.remove(&(Direction::ToPod, Verdict::Absorbed));
         all.retain(|_, count| *count > 0);
         Ok(all)
     }
