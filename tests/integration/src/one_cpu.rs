@@ -6,6 +6,13 @@ use nix::{
     unistd::Pid,
 };
 
+/// Pins the calling thread to a CPU.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to CPU {cpu}"))
+}
+
 /// Runs `work` on one CPU, with the threads that it starts.
 ///
 /// A link between namespaces has a queue for each CPU. Packets that one CPU sends on the same way do not overtake each
@@ -13,9 +20,7 @@ use nix::{
 pub fn on_one_cpu<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     let this = Pid::from_raw(0);
     let before = sched_getaffinity(this).context("the CPUs of a thread")?;
-    let mut one = CpuSet::new();
-    one.set(sched_getcpu().context("the CPU of a thread")?)?;
-    sched_setaffinity(this, &one).context("pin a thread")?;
+    pin(sched_getcpu().context("the CPU of a thread")?)?;
     let done = work();
     sched_setaffinity(this, &before).context("release a thread")?;
     done

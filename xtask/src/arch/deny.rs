@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Violation, license, manifest::Member};
+use super::{
+    Violation, license,
+    manifest::{Member, strings},
+};
 use crate::{
     command::output,
     workspace::{cargo, root},
@@ -58,10 +61,6 @@ fn list(text: &str, section: &str, key: &str) -> Option<String> {
         found.extend(inside.take_while(|line| *line != "]"));
     }
     Some(found)
-}
-
-fn strings(list: &str) -> Vec<String> {
-    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 /// The violations of the settings by the crates of `Cargo.lock` and by the manifests.

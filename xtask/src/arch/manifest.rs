@@ -40,6 +40,11 @@ fn read(path: &Path) -> Result<String> {
 fn folders(text: &str) -> Vec<String> {
     let list = text.split_once("members = [").map_or("", |(_, rest)| rest);
     let list = list.split_once(']').map_or("", |(list, _)| list);
+    strings(list)
+}
+
+/// The strings of a list.
+pub(super) fn strings(list: &str) -> Vec<String> {
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 

@@ -7,18 +7,19 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use kni_common::{Direction, IFINDEX_BASE};
 use kni_dataplane::{EgressRow, EgressSource, EndpointConfig, NetworkRoutes, NodeConfig, RouteEgress};
 use kni_integration::{
     frames::{Ip, Link, Mac, Payload},
     long,
+    one_cpu::pin,
     programs::{Masqueraded, Programs, publish_unrestricted},
     require,
 };
 use kni_model::{EndpointId, MacAddr, NetworkId};
 use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
 };
 
@@ -85,13 +86,6 @@ fn question(id: u8) -> Vec<u8> {
     let packet = Ip::new(IpAddr::V4(POD), IpAddr::V4(SERVER));
     let packet = packet.packet(&Payload::udp(OWN_PORT, SERVER_PORT, &[id]));
     Link::new(mac(id), host_mac(id)).frame(&packet)
-}
-
-/// Lets the calling thread run on one CPU only.
-pub(crate) fn pin(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &set).context("pin a thread")
 }
 
 /// The CPUs that the calling thread may use.

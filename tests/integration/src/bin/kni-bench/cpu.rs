@@ -3,8 +3,9 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
+pub(crate) use kni_integration::one_cpu::pin;
 use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sched::{CpuSet, sched_getaffinity},
     unistd::Pid,
 };
 
@@ -29,13 +30,6 @@ impl Cpus {
         let other = allowed.iter().rev().copied().find(|cpu| *cpu != one);
         Ok(Self { one, other })
     }
-}
-
-/// Pins the calling thread.
-pub(crate) fn pin(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to CPU {cpu}"))
 }
 
 /// The release of the kernel.

@@ -28,12 +28,13 @@ use kni_integration::{
     frames::{Ip, Link, Payload, TcpFlags},
     long,
     model::{ANYBODY, Allowed, Asked, Endpoint, Enforced, Seen},
+    one_cpu::pin,
     programs::{Change, INTERFACES, Lockstep, Mark, Programs, State, action_of, hex},
     require,
 };
 
 use super::{
-    super::masquerade_claims::{cpus, pin},
+    super::masquerade_claims::cpus,
     addresses::{address4, host_mac, mac},
     beside,
     changes::{Changes, NETWORKS, newcomer},
