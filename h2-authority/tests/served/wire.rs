@@ -40,8 +40,8 @@ pub(crate) fn greeting() -> Vec<u8> {
 pub(crate) struct Framing {
     pub(crate) padding: Option<u8>,
     pub(crate) priority: bool,
-    /// Lengths of all pieces of the block except the last. A length over that of the block gives an empty piece at the
-    /// end.
+    /// Lengths of all pieces of the block except the last. If they add up to more than the block, the last
+    /// piece is empty.
     pub(crate) pieces: Vec<usize>,
 }
 

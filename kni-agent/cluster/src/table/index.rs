@@ -1,4 +1,4 @@
-//! Finds the objects of a network, without reading those of others.
+//! Indexes the objects of a table by network.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,7 @@ pub trait OfNetwork: PartialEq {
 }
 
 impl<V: OfNetwork> Table<V> {
-    /// An empty table whose objects are found by their network, without reading those of others.
+    /// An empty table with an index by network: a lookup reads no object of another network.
     pub fn by_network() -> Self {
         let index = Index {
             network: V::network,

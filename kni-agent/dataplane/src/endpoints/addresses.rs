@@ -86,7 +86,7 @@ impl EndpointMaps {
         Ok(())
     }
 
-    /// Walks over all rows: for rows whose owner is unknown.
+    /// Removes all rows of an endpoint by a scan of the table, for when its addresses are not known.
     pub(super) fn remove_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let rows = self.addresses.rows()?.into_iter();
         let stale = rows
