@@ -1,4 +1,4 @@
-//! Loads a TCX program of another owner, which counts packets and passes them on.
+//! Loads TCX programs of another owner, which count packets or verify the sums of a device, and pass packets on.
 //!
 //! Uses direct calls of bpf(2), so that it shares no code with the agent.
 
@@ -27,10 +27,22 @@ pub enum Side {
     Egress,
 }
 
-/// An attached program; detached on drop.
+/// An attached program that counts packets; detached on drop.
 #[derive(Debug)]
-pub struct ForeignProgram {
-    counter: OwnedFd,
+pub struct ForeignProgram(Attached);
+
+/// An attached program that compares the sum of a device over a whole packet (`CHECKSUM_COMPLETE`) with the packet;
+/// detached on drop.
+///
+/// The kernel accepts a packet whose own checksum is right, however wrong the sum of the device is, and reports that
+/// once per boot.
+#[derive(Debug)]
+pub struct DeviceSums(Attached);
+
+/// A program at a hook, with its array of counters.
+#[derive(Debug)]
+struct Attached {
+    counters: OwnedFd,
     _link: OwnedFd,
 }
 
@@ -131,26 +143,119 @@ fn instructions(map: i32) -> [[u8; 8]; 11] {
     ]
 }
 
-impl ForeignProgram {
-    /// Loads the program and attaches it to an interface of the calling thread's network namespace.
-    pub fn attach(ifindex: u32, side: Side, position: Position) -> Result<Self> {
+/// Bytes of the stack for the packets that [`DeviceSums`] compares, without their Ethernet headers: whole words of 8.
+const COMPARED: i16 = 448;
+
+/// Counts a packet at index 0 if the sum of the device is that of the packet, else at index 1. Packets without such a
+/// sum, and those that do not fit in [`COMPARED`], are not counted.
+fn comparison(map: i32) -> Vec<[u8; 8]> {
+    const NEXT: i32 = -1;
+    const ETHERNET: i32 = 14;
+    const CSUM_UPDATE: i32 = 40;
+    const LOAD_BYTES: i32 = 26;
+    const CSUM_DIFF: i32 = 28;
+    const LOOKUP: i32 = 1;
+    /// `goto` the last two instructions, resolved below.
+    const END: i16 = i16::MAX;
+    let mut code = vec![
+        instruction(0xbf, 0x16, 0, 0), // r6 = skb
+        instruction(0xb7, 0x02, 0, 0),
+        instruction(0x85, 0x00, 0, CSUM_UPDATE), // r0 = skb->csum, or -ENOTSUPP
+        instruction(0xc5, 0x00, END, 0),
+        instruction(0xbf, 0x07, 0, 0), // r7 = skb->csum
+        instruction(0x61, 0x68, 0, 0), // r8 = skb->len
+        instruction(0x07, 0x08, 0, -ETHERNET),
+        instruction(0xb5, 0x08, END, 0),
+        // VERIFIER: three bytes less, as the length is rounded up below.
+        instruction(0x25, 0x08, END, i32::from(COMPARED) - 4),
+    ];
+    // The sum is over whole words: zeros behind the packet do not change it.
+    code.extend((1..=COMPARED / 8).map(|word| instruction(0x7a, 0x0a, -8 * word, 0)));
+    code.extend([
+        instruction(0xbf, 0x61, 0, 0), // load(skb, 14, stack, r8)
+        instruction(0xb7, 0x02, 0, ETHERNET),
+        instruction(0xbf, 0xa3, 0, 0),
+        instruction(0x07, 0x03, 0, -i32::from(COMPARED)),
+        instruction(0xbf, 0x84, 0, 0),
+        instruction(0x85, 0x00, 0, LOAD_BYTES),
+        instruction(0x55, 0x00, END, 0),
+        instruction(0x07, 0x08, 0, 3), // whole words
+        instruction(0x57, 0x08, 0, 0x1fc),
+        instruction(0xa7, 0x07, 0, -1), // the sum of the packet and the inverted one of the device
+        instruction(0x67, 0x07, 0, 32),
+        instruction(0x77, 0x07, 0, 32),
+        instruction(0xb7, 0x01, 0, 0),
+        instruction(0xb7, 0x02, 0, 0),
+        instruction(0xbf, 0xa3, 0, 0),
+        instruction(0x07, 0x03, 0, -i32::from(COMPARED)),
+        instruction(0xbf, 0x84, 0, 0),
+        instruction(0xbf, 0x75, 0, 0),
+        instruction(0x85, 0x00, 0, CSUM_DIFF),
+        instruction(0x67, 0x00, 0, 32),
+        instruction(0x77, 0x00, 0, 32),
+    ]);
+    // Folded to 16 bits it is 0xffff, which is 0 as well.
+    for _ in 0..2 {
+        code.extend([
+            instruction(0xbf, 0x01, 0, 0),
+            instruction(0x57, 0x01, 0, 0xffff),
+            instruction(0x77, 0x00, 0, 16),
+            instruction(0x0f, 0x10, 0, 0),
+        ]);
+    }
+    code.extend([
+        instruction(0x62, 0x0a, -4, 1),
+        instruction(0x15, 0x00, 1, 0),
+        instruction(0x55, 0x00, 1, 0xffff),
+        instruction(0x62, 0x0a, -4, 0),
+        instruction(0x18, 0x11, 0, map),
+        instruction(0x00, 0x00, 0, 0),
+        instruction(0xbf, 0xa2, 0, 0),
+        instruction(0x07, 0x02, 0, -4),
+        instruction(0x85, 0x00, 0, LOOKUP),
+        instruction(0x15, 0x00, END, 0),
+        instruction(0xb7, 0x01, 0, 1),
+        instruction(0xdb, 0x10, 0, 0),
+        instruction(0xb7, 0x00, 0, NEXT),
+        instruction(0x95, 0x00, 0, 0),
+    ]);
+    let end = code.len() - 2;
+    for (at, instruction) in code.iter_mut().enumerate() {
+        if instruction[2..4] == END.to_ne_bytes() {
+            let distance = i16::try_from(end - at - 1).unwrap_or(END);
+            instruction[2..4].copy_from_slice(&distance.to_ne_bytes());
+        }
+    }
+    code
+}
+
+impl Attached {
+    /// Loads a program with `counters` counters and attaches it to an interface of the calling thread's network
+    /// namespace.
+    fn new(
+        counters: u32,
+        code: impl FnOnce(i32) -> Vec<[u8; 8]>,
+        ifindex: u32,
+        side: Side,
+        position: Position,
+    ) -> Result<Self> {
         const ARRAY: u32 = 2;
         const SCHED_CLS: u32 = 3;
-        let counter = open(
+        let counters = open(
             BPF_MAP_CREATE,
             &MapCreate {
                 kind: ARRAY,
                 key_size: 4,
                 value_size: 8,
-                max_entries: 1,
+                max_entries: counters,
             },
         )
         .context("the foreign program's map")?;
-        let (code, license) = (instructions(counter.as_raw_fd()), c"GPL");
+        let (code, license) = (code(counters.as_raw_fd()), c"GPL");
         let program = ProgLoad {
             kind: SCHED_CLS,
             instruction_count: u32::try_from(code.len())?,
-            instructions: address(&code),
+            instructions: address(code.as_slice()),
             license: address(license),
             log_level: 0,
             log_size: 0,
@@ -179,16 +284,15 @@ impl ForeignProgram {
             expected_revision: 0,
         };
         let link = open(BPF_LINK_CREATE, &link).context("the foreign program's link")?;
-        Ok(Self { counter, _link: link })
+        Ok(Self { counters, _link: link })
     }
 
-    /// The number of packets that it has seen.
-    pub fn seen(&self) -> Result<u64> {
-        let (key, mut value) = (0_u32, 0_u64);
+    fn counter(&self, index: u32) -> Result<u64> {
+        let mut value = 0_u64;
         let lookup = MapLookup {
-            map: number(&self.counter),
+            map: number(&self.counters),
             padding: 0,
-            key: address(&key),
+            key: address(&index),
             value: std::ptr::from_mut(&mut value).addr() as u64,
             flags: 0,
         };
@@ -196,5 +300,30 @@ impl ForeignProgram {
         // SAFETY: a plain read of a local; volatile, because the kernel has written it without the compiler's
         // knowledge.
         Ok(unsafe { std::ptr::from_ref(&value).read_volatile() })
+    }
+}
+
+impl ForeignProgram {
+    /// Loads the program and attaches it to an interface of the calling thread's network namespace.
+    pub fn attach(ifindex: u32, side: Side, position: Position) -> Result<Self> {
+        Attached::new(1, |map| instructions(map).to_vec(), ifindex, side, position).map(Self)
+    }
+
+    /// The number of packets that it has seen.
+    pub fn seen(&self) -> Result<u64> {
+        self.0.counter(0)
+    }
+}
+
+impl DeviceSums {
+    /// Loads the program and attaches it, for received packets, to an interface of the calling thread's network
+    /// namespace.
+    pub fn attach(ifindex: u32) -> Result<Self> {
+        Attached::new(2, comparison, ifindex, Side::Ingress, Position::First).map(Self)
+    }
+
+    /// How many packets had a right sum, and how many a wrong one.
+    pub fn right_and_wrong(&self) -> Result<(u64, u64)> {
+        Ok((self.0.counter(0)?, self.0.counter(1)?))
     }
 }

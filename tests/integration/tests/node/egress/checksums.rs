@@ -1,19 +1,15 @@
 //! Tests sums over whole packets that a device has computed (`CHECKSUM_COMPLETE`): an uplink that unpacks VXLAN with
 //! outer checksums leaves one with each packet, and what the programs change must not falsify it.
 
-use std::{
-    fs,
-    io::{Read as _, Seek as _, SeekFrom},
-    os::unix::fs::OpenOptionsExt as _,
-};
-
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Namespaces, Node, Outside,
+    foreign::DeviceSums,
     node::{FABRIC_V4, NODE_V4},
     require,
     traffic::{tcp_get, udp_ask},
 };
+use nix::net::if_::if_nametoindex;
 
 use super::{
     PORT,
@@ -34,28 +30,6 @@ fn tunnel(ns: &Namespaces, below: &str, own: &str, other: &str, inner: &str) -> 
     ns.add_address("vx0", &format!("{inner}/64"))
 }
 
-/// The kernel's messages about sums, from now on. It prints one per boot, unless its record of that can be cleared.
-fn complaints(node: &Node) -> Result<impl FnMut() -> Vec<String> + use<>> {
-    let forget = "mount -t debugfs none /mnt && echo 1 > /mnt/clear_warn_once";
-    let _refused_by_some_kernels = node.run("unshare", &["--mount", "sh", "-c", forget]);
-    let mut log = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/kmsg")?;
-    log.seek(SeekFrom::End(0))?;
-    Ok(move || {
-        let mut found = Vec::new();
-        let mut record = [0; 8192];
-        while let Ok(length) = log.read(&mut record) {
-            let line = String::from_utf8_lossy(&record[..length]).into_owned();
-            if line.contains("csum failure") {
-                found.push(line);
-            }
-        }
-        found
-    })
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn sums_of_a_device_stay_right() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -67,13 +41,13 @@ async fn sums_of_a_device_stay_right() -> Result<()> {
     let world = World::on(node, outside, masquerading(), &["--uplink", "vx0"]).await?;
     let _servers = world.serve()?;
     let pod = world.stage.pod("sums").await?;
-    let mut complaints = complaints(&world.stage.node)?;
+    let sums = pod.inside.enter(|| DeviceSums::attach(if_nametoindex("eth0")?))??;
     let there = server(false);
     for _ in 0..10 {
         udp_ask(&pod.inside, there.ip(), PORT, PATIENCE).context("UDP")?;
         tcp_get(&pod.inside, there.ip(), PORT, PATIENCE).context("TCP")?;
     }
-    let found = complaints();
-    ensure!(found.is_empty(), "{found:?}");
+    let (right, wrong) = sums.right_and_wrong()?;
+    ensure!(right >= 20 && wrong == 0, "{right} right sums, {wrong} wrong ones");
     Ok(())
 }
