@@ -8,7 +8,10 @@ use nix::{
     unistd::geteuid,
 };
 
-use crate::exclusive::{Permit, Share};
+use crate::{
+    Namespaces,
+    exclusive::{Permit, Share},
+};
 
 /// The words for how a test runs beside others.
 const SHARES: [(&str, Share); 3] = [
@@ -22,8 +25,8 @@ pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
 /// Skips the calling test, by returning from it, if the machine lacks one of the named requirements: `root`, `netns`,
 /// `bpf`, `cni_plugins` (of Debian), `machine` (the build tools and the runtime environment of a whole node),
-/// `api_server` (`machine`, unless `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in
-/// `PATH`. The test may return `()` or a `Result<(), _>`.
+/// `api_server` (`machine`, unless `KUBEBUILDER_ASSETS` names the programs), `legacy_tables` (iptables before nftables,
+/// for both families) or the name of a program that must be in `PATH`. The test may return `()` or a `Result<(), _>`.
 ///
 /// A test with `exclusive` runs while no other test of the machine with a `require!` is running, and fewer of those
 /// with `steady`, and more of those with `waiting`, run at once; see [`exclusive`](crate::exclusive). A test has at
@@ -123,6 +126,9 @@ fn check(need: &str) -> Result<(), String> {
                 .ok_or(format!("no plugin {plugin} in {CNI_PLUGINS}"))
         }),
         "machine" => ["go", "gcc", "pkg-config", "nft"].into_iter().try_for_each(check),
+        "legacy_tables" => ["iptables-legacy", "ip6tables-legacy"]
+            .into_iter()
+            .try_for_each(list_legacy_table),
         program => {
             let path = env::var_os("PATH").unwrap_or_default();
             let found = env::split_paths(&path).any(|dir| dir.join(program).is_file());
@@ -133,6 +139,15 @@ fn check(need: &str) -> Result<(), String> {
             }
         }
     }
+}
+
+/// Lists the table `nat` in a network namespace of its own: not every kernel has this table.
+fn list_legacy_table(program: &str) -> Result<(), String> {
+    check(program)?;
+    let failed = |e: &dyn std::fmt::Display| format!("{program} does not list the table nat: {e}");
+    let fresh = Namespaces::fresh_net("legacy-tables").map_err(|e| failed(&e))?;
+    fresh.run(program, &["-t", "nat", "-S"]).map_err(|e| failed(&e))?;
+    Ok(())
 }
 
 /// The start of `union bpf_attr` that `BPF_MAP_CREATE` reads.

@@ -128,19 +128,9 @@ async fn beside_kube_proxy_in_iptables_mode() -> Result<()> {
     beside(Mode::Iptables(""), "beside-ipt").await
 }
 
-/// The same in the older tables of the kernel, if the machine supports them.
+/// The same in the tables of the kernel before nftables.
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_kube_proxy_in_iptables_mode_with_the_older_tables() -> Result<()> {
-    require!(steady, root, netns, bpf, ip);
-    if !has_older_tables()? {
-        println!("not tested with iptables-legacy: there is none");
-        return Ok(());
-    }
+async fn beside_kube_proxy_in_iptables_mode_with_the_legacy_tables() -> Result<()> {
+    require!(steady, root, netns, bpf, ip, legacy_tables);
     beside(Mode::Iptables("-legacy"), "beside-old").await
-}
-
-fn has_older_tables() -> Result<bool> {
-    let fresh = Namespaces::fresh_net("older-tables")?;
-    let works = |program: &str| fresh.run(program, &["-t", "nat", "-S"]).is_ok();
-    Ok(works("iptables-legacy") && works("ip6tables-legacy"))
 }
