@@ -23,9 +23,6 @@ use crate::{
 /// Arguments of `ci`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also run the first commands of a newcomer on a machine with nothing
-    #[arg(long)]
-    fresh: bool,
     /// Ignore what earlier commands have kept outside the checkout
     #[arg(long)]
     cold: bool,
@@ -34,10 +31,16 @@ pub(crate) struct Args {
 /// Runs the command; stops at the first check that fails.
 pub(crate) fn command(args: &Args) -> ExitCode {
     cold::set(args.cold);
-    match checks(args) {
-        Ok(()) => test::command_with(&test::Args::default(), note_pass),
+    match checks() {
+        Ok(()) => test::command_with(&test::Args::default(), last),
         Err(error) => test::conclude(Err(error), Summary::default()),
     }
+}
+
+/// What follows the tests, as it runs programs that were compiled for them.
+fn last() -> Result<()> {
+    fresh::gate(&mut Progress::new(1))?;
+    note_pass()
 }
 
 /// Writes the checked commit to `target/ci-passed`, if the files are those of a commit.
@@ -62,8 +65,8 @@ fn documentation() -> Result<()> {
     build(doc.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-fn checks(args: &Args) -> Result<()> {
-    let mut progress = Progress::new(7 + usize::from(args.fresh) + setup::STEPS);
+fn checks() -> Result<()> {
+    let mut progress = Progress::new(7 + setup::STEPS);
     progress.step("format", || {
         run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")
     })?;
@@ -76,10 +79,5 @@ fn checks(args: &Args) -> Result<()> {
     setup::run(Goal::All, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
     progress.step("eBPF programs for arm64", || build_ebpf::provide(Architecture::Aarch64))?;
-    progress.step("pages", docs::check)?;
-    if args.fresh {
-        // After the build of the programs that it runs.
-        fresh::gate(&mut progress)?;
-    }
-    Ok(())
+    progress.step("pages", docs::check)
 }
