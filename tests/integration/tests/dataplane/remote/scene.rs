@@ -263,7 +263,7 @@ impl<'a> Scene<'a> {
         }
         for (id, network, addresses) in [(A, BLUE, LOCAL), (B, BLUE, SECOND), (RED_A, RED, LOCAL)] {
             enforce(dataplane, id, 0)?;
-            publish(dataplane, id, network, addresses)?;
+            publish(dataplane, id, network, addresses, false)?;
             dataplane.attach(&format!("kni{id}"), EndpointId(id))?;
         }
         dataplane.attach_overlay(OVERLAY)?;
@@ -781,7 +781,14 @@ fn enforce(dataplane: &Dataplane, id: u32, policy: u32) -> Result<()> {
     Ok(dataplane.apply_policy(&[PolicyStep::Enforce(vec![(EndpointId(id), enforcement)])])?)
 }
 
-fn publish(dataplane: &Dataplane, id: u32, network: u32, addresses: [IpAddr; 2]) -> Result<()> {
+/// Publishes an endpoint, also again.
+pub(super) fn publish(
+    dataplane: &Dataplane,
+    id: u32,
+    network: u32,
+    addresses: [IpAddr; 2],
+    host_access: bool,
+) -> Result<()> {
     let [IpAddr::V4(ipv4), IpAddr::V6(ipv6)] = addresses else {
         unreachable!("one address of each family")
     };
@@ -792,7 +799,7 @@ fn publish(dataplane: &Dataplane, id: u32, network: u32, addresses: [IpAddr; 2])
         ipv6: Some(ipv6),
         mac: MacAddr(mac(id)),
         host_mac: MacAddr(host_mac(id)),
-        host_access: false,
+        host_access,
         xdp: false,
         plugin: None,
         shaped: false,

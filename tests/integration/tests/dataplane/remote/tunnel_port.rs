@@ -10,18 +10,23 @@ use kni_integration::{
 use kni_model::{EndpointId, NetworkId};
 use nix::net::if_::if_nametoindex;
 
-use super::scene::{A, BLUE, LOCAL, NODE, Scene, VXLAN_PORT, inside, own_underlay, tunnel_ends, underlay};
+use super::scene::{A, BLUE, LOCAL, NODE, Scene, VXLAN_PORT, inside, own_underlay, publish, tunnel_ends, underlay};
+
+/// The way of what leaves the network of [`A`].
+fn set_egress(scene: &Scene<'_>, egress: RouteEgress) -> Result<()> {
+    let routes = NetworkRoutes {
+        subnets: vec!["10.0.0.0/16".parse()?, "fd00::/48".parse()?],
+        service_subnets: Vec::new(),
+        egress,
+    };
+    Ok(scene.dataplane().set_routes(NetworkId::try_from(BLUE)?, &routes)?)
+}
 
 /// The network of [`A`] leaves the node with the node's addresses.
 fn masquerade(scene: &Scene<'_>) -> Result<()> {
     let dataplane = scene.dataplane();
     dataplane.set_uplink(Some(if_nametoindex("uplink0")?))?;
-    let routes = NetworkRoutes {
-        subnets: vec!["10.0.0.0/16".parse()?, "fd00::/48".parse()?],
-        service_subnets: Vec::new(),
-        egress: RouteEgress::Masquerade { host_access: false },
-    };
-    dataplane.set_routes(NetworkId::try_from(BLUE)?, &routes)?;
+    set_egress(scene, RouteEgress::Masquerade { host_access: false })?;
     let TunnelEnds { ipv4, ipv6, .. } = tunnel_ends();
     let source = EgressSource {
         ipv4,
@@ -82,5 +87,36 @@ fn the_port_of_tunnels_is_closed_to_pods_without_a_tunnel() -> Result<()> {
         let row = scene.overlay()?;
         ensure!(row == left, "{row:?}");
         scene.quiet()
+    })
+}
+
+/// The node's stack would forward such a packet. Behind it, `to_uplink` is a second border.
+#[test]
+fn the_port_of_tunnels_is_closed_to_pods_that_the_stack_forwards() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("port-stack", |scene| {
+        scene.without_tunnel()?;
+        let dataplane = scene.dataplane();
+        publish(dataplane, A, BLUE, LOCAL, true)?;
+        set_egress(scene, RouteEgress::Stack)?;
+        let given_to_stack = || -> Result<u64> {
+            let forwarded = dataplane.forwarded(EndpointId(A))?.into_iter();
+            let counts = forwarded.filter(|(from, verdict, _)| (*from, *verdict) == (FromPod, Verdict::PassedToStack));
+            Ok(counts.map(|(_, _, count)| count.packets).sum())
+        };
+        for family in [0, 1] {
+            scene.send_unexplained(A, &forged(family))?;
+        }
+        let before = given_to_stack()?;
+        ensure!(before == 2, "{before} packets: without the port, the stack gets them");
+        dataplane.guard_tunnel_port(VXLAN_PORT)?;
+        for family in [0, 1] {
+            scene.dropped("to the port", FromPod, Verdict::OverlayPort, || {
+                scene.send_unexplained(A, &forged(family))
+            })?;
+        }
+        let after = given_to_stack()?;
+        ensure!(after == before, "{} packets passed the border", after - before);
+        Ok(())
     })
 }
