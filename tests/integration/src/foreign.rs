@@ -146,17 +146,29 @@ fn instructions(map: i32) -> [[u8; 8]; 11] {
 /// Bytes of the stack for the packets that [`DeviceSums`] compares, without their Ethernet headers: whole words of 8.
 const COMPARED: i16 = 448;
 
+/// Bytes of an Ethernet header.
+const ETHERNET: i32 = 14;
+/// As the offset of a jump: to the last two instructions.
+const END: i16 = i16::MAX;
+
 /// Counts a packet at index 0 if the sum of the device is that of the packet, else at index 1. Packets without such a
 /// sum, and those that do not fit in [`COMPARED`], are not counted.
 fn comparison(map: i32) -> Vec<[u8; 8]> {
-    const NEXT: i32 = -1;
-    const ETHERNET: i32 = 14;
+    let mut code = [load_packet(), add_sums(), count(map)].concat();
+    let end = code.len() - 2;
+    for (at, instruction) in code.iter_mut().enumerate() {
+        if instruction[2..4] == END.to_ne_bytes() {
+            let distance = i16::try_from(end - at - 1).unwrap_or(END);
+            instruction[2..4].copy_from_slice(&distance.to_ne_bytes());
+        }
+    }
+    code
+}
+
+/// The sum of the device in `r7`, the packet on the stack, its length in `r8`.
+fn load_packet() -> Vec<[u8; 8]> {
     const CSUM_UPDATE: i32 = 40;
     const LOAD_BYTES: i32 = 26;
-    const CSUM_DIFF: i32 = 28;
-    const LOOKUP: i32 = 1;
-    /// `goto` the last two instructions, resolved below.
-    const END: i16 = i16::MAX;
     let mut code = vec![
         instruction(0xbf, 0x16, 0, 0), // r6 = skb
         instruction(0xb7, 0x02, 0, 0),
@@ -179,9 +191,17 @@ fn comparison(map: i32) -> Vec<[u8; 8]> {
         instruction(0xbf, 0x84, 0, 0),
         instruction(0x85, 0x00, 0, LOAD_BYTES),
         instruction(0x55, 0x00, END, 0),
+    ]);
+    code
+}
+
+/// The sum of the packet and the inverted one of the device in `r0`, folded to 16 bits.
+fn add_sums() -> Vec<[u8; 8]> {
+    const CSUM_DIFF: i32 = 28;
+    let mut code = vec![
         instruction(0x07, 0x08, 0, 3), // whole words
         instruction(0x57, 0x08, 0, 0x1fc),
-        instruction(0xa7, 0x07, 0, -1), // the sum of the packet and the inverted one of the device
+        instruction(0xa7, 0x07, 0, -1),
         instruction(0x67, 0x07, 0, 32),
         instruction(0x77, 0x07, 0, 32),
         instruction(0xb7, 0x01, 0, 0),
@@ -193,8 +213,7 @@ fn comparison(map: i32) -> Vec<[u8; 8]> {
         instruction(0x85, 0x00, 0, CSUM_DIFF),
         instruction(0x67, 0x00, 0, 32),
         instruction(0x77, 0x00, 0, 32),
-    ]);
-    // Folded to 16 bits it is 0xffff, which is 0 as well.
+    ];
     for _ in 0..2 {
         code.extend([
             instruction(0xbf, 0x01, 0, 0),
@@ -203,7 +222,14 @@ fn comparison(map: i32) -> Vec<[u8; 8]> {
             instruction(0x0f, 0x10, 0, 0),
         ]);
     }
-    code.extend([
+    code
+}
+
+/// Counts the packet by `r0`: equal sums give 0xffff, which is 0 as well. Ends the program.
+fn count(map: i32) -> Vec<[u8; 8]> {
+    const NEXT: i32 = -1;
+    const LOOKUP: i32 = 1;
+    vec![
         instruction(0x62, 0x0a, -4, 1),
         instruction(0x15, 0x00, 1, 0),
         instruction(0x55, 0x00, 1, 0xffff),
@@ -218,15 +244,7 @@ fn comparison(map: i32) -> Vec<[u8; 8]> {
         instruction(0xdb, 0x10, 0, 0),
         instruction(0xb7, 0x00, 0, NEXT),
         instruction(0x95, 0x00, 0, 0),
-    ]);
-    let end = code.len() - 2;
-    for (at, instruction) in code.iter_mut().enumerate() {
-        if instruction[2..4] == END.to_ne_bytes() {
-            let distance = i16::try_from(end - at - 1).unwrap_or(END);
-            instruction[2..4].copy_from_slice(&distance.to_ne_bytes());
-        }
-    }
-    code
+    ]
 }
 
 impl Attached {
