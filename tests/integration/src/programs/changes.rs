@@ -252,6 +252,17 @@ impl Lockstep {
         self.learn_configuration()
     }
 
+    /// Makes a second of the programs as long as `ticks`. They use it for fragments only, which are over after half a
+    /// minute: a run on a slow machine takes longer, and its time is that of [`Self::age`] alone.
+    pub fn set_second(&mut self, ticks: u32) -> Result<()> {
+        let config = Config {
+            hz: ticks,
+            ..self.tables.config()?
+        };
+        self.tables.set_config(config)?;
+        self.learn_configuration()
+    }
+
     /// Copies the active configuration to the model.
     pub(super) fn learn_configuration(&mut self) -> Result<()> {
         let config = self.tables.config()?;

@@ -27,6 +27,9 @@ pub(super) const LIFETIMES: Lifetimes = Lifetimes {
     other_established: STEP * 7 / 2,
 };
 
+/// A second for fragments, which live for thirty: two and a half steps, as flows do.
+pub(super) const SECOND: u32 = STEP / 12;
+
 const SETS: u32 = 6;
 const PORT_SETS: std::ops::Range<u32> = 10..14;
 const IDENTITIES: u32 = 4;
@@ -63,6 +66,7 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 /// Creates policy sets, identities, and a few services.
 pub(super) fn begin(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result<()> {
     step.configure(LIFETIMES, 0, 0)?;
+    step.set_second(SECOND)?;
     for ports in PORT_SETS {
         let rows: Vec<PortRow> = (0..rng.u16(1..5)).map(|ordinal| port_row(rng, ordinal)).collect();
         step.set_ports(ports, &distinct(rows))?;

@@ -205,6 +205,7 @@ fn addresses_in(frame: &[u8], v4: bool) -> Result<(IpAddr, IpAddr)> {
 impl Node<'_> {
     fn begin(&mut self) -> Result<()> {
         self.step.configure(beside::LIFETIMES, 0, 0)?;
+        self.step.set_second(beside::SECOND)?;
         let dataplane = self.step.programs().dataplane();
         dataplane.set_uplink(Some(UPLINK))?;
         for network in 1..=PODS / 2 {
