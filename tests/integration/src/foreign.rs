@@ -34,7 +34,7 @@ pub struct ForeignProgram(Attached);
 /// An attached program that compares the sum of a device over a whole packet (`CHECKSUM_COMPLETE`) with the packet;
 /// detached on drop.
 ///
-/// The kernel accepts a packet whose own checksum is right, however wrong the sum of the device is, and reports that
+/// If the two differ, the kernel computes the checksum itself: it accepts the packet, and logs a checksum failure only
 /// once per boot.
 #[derive(Debug)]
 pub struct DeviceSums(Attached);
@@ -125,16 +125,24 @@ const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> [u
     [code, registers, offset[0], offset[1], first, second, third, fourth]
 }
 
-/// `if (count = lookup(map, 0)) *count += 1; return TCX_NEXT;`
-fn instructions(map: i32) -> [[u8; 8]; 11] {
+/// The offset of the key on the stack of a program.
+const KEY: i16 = -4;
+
+/// Increments the only counter.
+fn counting(map: i32) -> Vec<[u8; 8]> {
+    [&[instruction(0x62, 0x0a, KEY, 0)][..], &increment(map)].concat()
+}
+
+/// `if (count = lookup(map, key)) *count += 1; return TCX_NEXT;`
+fn increment(map: i32) -> [[u8; 8]; 10] {
     const NEXT: i32 = -1;
+    const LOOKUP: i32 = 1;
     [
         instruction(0x18, 0x11, 0, map),
         instruction(0x00, 0x00, 0, 0),
-        instruction(0x62, 0x0a, -4, 0),
         instruction(0xbf, 0xa2, 0, 0),
-        instruction(0x07, 0x02, 0, -4),
-        instruction(0x85, 0x00, 0, 1),
+        instruction(0x07, 0x02, 0, i32::from(KEY)),
+        instruction(0x85, 0x00, 0, LOOKUP),
         instruction(0x15, 0x00, 2, 0),
         instruction(0xb7, 0x01, 0, 1),
         instruction(0xdb, 0x10, 0, 0),
@@ -151,8 +159,8 @@ const ETHERNET: i32 = 14;
 /// As the offset of a jump: to the last two instructions.
 const END: i16 = i16::MAX;
 
-/// Counts a packet at index 0 if the sum of the device is that of the packet, else at index 1. Packets without such a
-/// sum, and those that do not fit in [`COMPARED`], are not counted.
+/// Increments counter 0 if `skb->csum` equals the sum of the packet, else counter 1. Skips packets without
+/// `CHECKSUM_COMPLETE`, and those longer than [`COMPARED`].
 fn comparison(map: i32) -> Vec<[u8; 8]> {
     let mut code = [load_packet(), add_sums(), count(map)].concat();
     let end = code.len() - 2;
@@ -225,26 +233,15 @@ fn add_sums() -> Vec<[u8; 8]> {
     code
 }
 
-/// Counts the packet by `r0`: equal sums give 0xffff, which is 0 as well. Ends the program.
+/// Increments a counter by `r0`: equal sums give 0xffff, which is 0 as well.
 fn count(map: i32) -> Vec<[u8; 8]> {
-    const NEXT: i32 = -1;
-    const LOOKUP: i32 = 1;
-    vec![
-        instruction(0x62, 0x0a, -4, 1),
+    let choose = [
+        instruction(0x62, 0x0a, KEY, 1),
         instruction(0x15, 0x00, 1, 0),
         instruction(0x55, 0x00, 1, 0xffff),
-        instruction(0x62, 0x0a, -4, 0),
-        instruction(0x18, 0x11, 0, map),
-        instruction(0x00, 0x00, 0, 0),
-        instruction(0xbf, 0xa2, 0, 0),
-        instruction(0x07, 0x02, 0, -4),
-        instruction(0x85, 0x00, 0, LOOKUP),
-        instruction(0x15, 0x00, END, 0),
-        instruction(0xb7, 0x01, 0, 1),
-        instruction(0xdb, 0x10, 0, 0),
-        instruction(0xb7, 0x00, 0, NEXT),
-        instruction(0x95, 0x00, 0, 0),
-    ]
+        instruction(0x62, 0x0a, KEY, 0),
+    ];
+    [&choose[..], &increment(map)].concat()
 }
 
 impl Attached {
@@ -324,7 +321,7 @@ impl Attached {
 impl ForeignProgram {
     /// Loads the program and attaches it to an interface of the calling thread's network namespace.
     pub fn attach(ifindex: u32, side: Side, position: Position) -> Result<Self> {
-        Attached::new(1, |map| instructions(map).to_vec(), ifindex, side, position).map(Self)
+        Attached::new(1, counting, ifindex, side, position).map(Self)
     }
 
     /// The number of packets that it has seen.

@@ -252,8 +252,8 @@ impl Lockstep {
         self.learn_configuration()
     }
 
-    /// Makes a second of the programs as long as `ticks`. They use it for fragments only, which are over after half a
-    /// minute: a run on a slow machine takes longer, and its time is that of [`Self::age`] alone.
+    /// Sets the ticks per second of the configuration, which the programs use only for the lifetime of fragments (30 s).
+    /// A run on a slow machine takes longer than that: with a large value, rows expire by [`Self::age`] alone.
     pub fn set_second(&mut self, ticks: u32) -> Result<()> {
         let config = Config {
             hz: ticks,
