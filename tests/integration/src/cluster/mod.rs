@@ -88,7 +88,7 @@ impl Cluster {
             control,
             fabric,
         };
-        Box::pin(prepared::wait_for_admission(&cluster.client)).await?;
+        Box::pin(prepared::admit(&cluster.client)).await?;
         cluster.start_controller().await?;
         Ok(cluster)
     }

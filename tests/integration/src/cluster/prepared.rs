@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Namespace, Pod, ServiceAccount},
+    core::v1::{ConfigMap, Namespace, ServiceAccount},
     rbac::v1::ClusterRole,
 };
 use kni_api::AddressBlock;
@@ -20,12 +20,15 @@ use kube::{
     api::{ListParams, PostParams},
 };
 
-use super::{PATIENCE, api_access::connect, definitions, objects, rights};
+use super::{PATIENCE, api_access::connect, definitions, rights};
 use crate::{
     machine::{programs, static_programs, tools},
     wait,
 };
 
+/// The group of our kinds, and its version.
+const GROUP: &str = "kni.dev";
+const VERSION: &str = "kni.dev/v1alpha1";
 /// Roles to which the controllers add the rules of others.
 const AGGREGATED: [&str; 3] = ["admin", "edit", "view"];
 
@@ -70,40 +73,50 @@ impl Prepared {
     }
 }
 
-/// Waits until the API server has configured the policies of admission. One that starts with them may look for the
-/// kinds of their parameters before it serves these: then it refuses all objects that the policies are about, and looks
-/// again after half a minute.
-pub(super) async fn wait_for_admission(client: &Client) -> Result<()> {
+/// Applies the policies of admission, and waits until they are enforced.
+///
+/// They are no part of the data: an API server that starts with policies may look for the kinds of their parameters
+/// before it serves these. Then it refuses all objects that the policies are about, and retries after half a minute.
+pub(super) async fn admit(client: &Client) -> Result<()> {
+    wait::until(
+        "the API server names the kinds of the parameters",
+        PATIENCE,
+        async || {
+            let groups = client.list_api_groups().await?.groups;
+            let ours = client.list_api_group_resources(VERSION).await?.resources;
+            Ok(groups.iter().any(|group| group.name == GROUP) && ours.iter().any(|kind| kind.kind == "PodNetwork"))
+        },
+    )
+    .await?;
+    rights::admit(client).await?;
     let params = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    let (name, uid) = ("none".to_owned(), "none".to_owned());
+    let (name, uid) = ("nowhere".to_owned(), "none".to_owned());
+    // There is no such network.
     let network = NetworkRef {
         name: name.parse()?,
         uid: uid.clone(),
     };
     let block = address_block(&NodeRef { name, uid }, &network, &"10.0.0.0/26".parse()?);
-    let pod: Pod = serde_json::from_value(objects::pod("default", "none", "none"))?;
     let blocks: Api<AddressBlock> = Api::all(client.clone());
-    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    wait::until("the policies of admission are configured", PATIENCE, async || {
-        let refusals = [
-            blocks.create(&params, &block).await.err(),
-            pods.create(&params, &pod).await.err(),
-        ];
-        let mut texts = refusals.iter().flatten().map(ToString::to_string);
-        Ok(!texts.any(|text| text.contains("failed to configure policy")))
+    wait::eventually(PATIENCE, async || {
+        let created = blocks.create(&params, &block).await;
+        let text = created.err().context("accepted")?.to_string();
+        let configured = text.contains("denied request") && !text.contains("failed to configure policy");
+        ensure!(configured, "{text}");
+        Ok(())
     })
     .await
-    .map(drop)
+    .context("the policies of admission are not enforced")
 }
 
 /// Identifies everything that the data depends on.
 fn key() -> Result<String> {
     let mut hash = DefaultHasher::new();
     ControlPlane::data_version(&programs()?).hash(&mut hash);
-    let objects = definitions::all()?.into_iter().chain(rights::all()?);
+    let objects = definitions::all()?.into_iter().chain(rights::permissions()?);
     objects.for_each(|object| object.to_string().hash(&mut hash));
     Ok(format!("{:016x}", hash.finish()))
 }

@@ -19,11 +19,17 @@ const FILES: [&str; 7] = [
     "base/tenants.yaml",
     "base/flow-schemas.yaml",
 ];
+/// The policy that shows whether all are enforced, and its binding.
+const LAST_POLICY: &str = "addressblock-unit.kni.dev";
 /// How long tokens are valid.
 const TOKEN_SECONDS: u32 = 24 * 3600;
 
-/// The permissions of the deployment, in the order in which they are applied.
-pub(super) fn all() -> Result<Vec<Value>> {
+/// The permissions of the deployment without its policies of admission, in the order in which they are applied.
+pub(super) fn permissions() -> Result<Vec<Value>> {
+    Ok(all()?.into_iter().filter(|object| !is_policy(object)).collect())
+}
+
+fn all() -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for file in FILES {
         let objects = deployed(file)?;
@@ -33,10 +39,30 @@ pub(super) fn all() -> Result<Vec<Value>> {
     Ok(all)
 }
 
-/// Applies the permissions of the deployment.
+/// Applies the permissions of the deployment, without its policies of admission.
 pub(super) async fn grant(client: &Client) -> Result<()> {
+    apply(client, permissions()?).await
+}
+
+/// Applies the policies of admission of the deployment, [`LAST_POLICY`] after all others: the API server sees them in
+/// this order.
+pub(super) async fn admit(client: &Client) -> Result<()> {
+    let mut policies: Vec<Value> = all()?.into_iter().filter(is_policy).collect();
+    policies.sort_by_key(|object| object["metadata"]["name"] == LAST_POLICY);
+    ensure!(!policies.is_empty(), "no policy of admission");
+    apply(client, policies).await
+}
+
+/// Whether the object is an admission policy or its binding.
+fn is_policy(object: &Value) -> bool {
+    object["kind"]
+        .as_str()
+        .is_some_and(|kind| kind.contains("AdmissionPolicy"))
+}
+
+async fn apply(client: &Client, objects: Vec<Value>) -> Result<()> {
     let params = PatchParams::apply("test").force();
-    for object in all()? {
+    for object in objects {
         let (resource, namespace, name) = objects::locate(&object)?;
         let api: Api<DynamicObject> = match namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),

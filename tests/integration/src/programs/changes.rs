@@ -252,8 +252,8 @@ impl Lockstep {
         self.learn_configuration()
     }
 
-    /// Sets the ticks per second of the configuration, which the programs use only for the lifetime of fragments (30 s).
-    /// A run on a slow machine takes longer than that: with a large value, rows expire by [`Self::age`] alone.
+    /// Sets the ticks per second of the configuration, which the programs use only for the lifetime of fragments, 30 s.
+    /// A run on a slow machine takes longer: with a large value, rows expire by [`Self::age`] alone.
     pub fn set_second(&mut self, ticks: u32) -> Result<()> {
         let config = Config {
             hz: ticks,
