@@ -140,7 +140,8 @@ impl Target<'_> {
     }
 }
 
-/// Attaches one direction's program.
+/// Attaches one direction's program. A link takes the place of a filter that the interface may have from an agent with
+/// the other hook: of two `to_uplink` the second would drop what the first one lets through.
 pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Result<(), DataplaneError> {
     let ifname = point.ifname;
     let (program, attach_type) = program_of(point.direction);
@@ -155,6 +156,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Re
             let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
             let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
             pin(&target, link, &point.path)?;
+            remove_filter(ifname, attach_type);
         }
         Hook::Clsact => {
             add_clsact(&target)?;
@@ -215,7 +217,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Res
     match hook {
         Hook::Tcx => {
             if !update_tcx(classifier, &target, &point.path)? {
-                attach(ebpf, hook, point)?;
+                return attach(ebpf, hook, point);
             }
             remove_filter(ifname, attach_type);
             Ok(())

@@ -3,4 +3,5 @@
 
 mod drift;
 mod dump;
+mod hooks;
 mod neighbours;
