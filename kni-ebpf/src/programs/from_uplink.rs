@@ -155,8 +155,8 @@ fn after_renewal(ctx: &TcContext, packet: &Packet) -> Decision {
 #[inline(always)]
 fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> bool {
     // Packets of an interface in a VLAN pass the uplink below it first: they belong to another network. A tag without a
-    // VLAN carries a priority only, and no pod expects it.
-    if skb::has_vlan_tag(ctx) && (skb::vlan(ctx) != 0 || !skb::remove_vlan_tag(ctx)) {
+    // VLAN carries a priority only, and no pod expects it. Behind it there may be one with a VLAN.
+    if skb::has_vlan_tag(ctx) && (skb::vlan(ctx) != 0 || !skb::remove_vlan_tag(ctx) || skb::has_vlan_tag(ctx)) {
         return false;
     }
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {

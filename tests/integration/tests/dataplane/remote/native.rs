@@ -358,3 +358,24 @@ fn the_uplink_lets_out_only_what_was_sent_to_another_node() -> Result<()> {
         })
     })
 }
+
+/// A tag without a VLAN has a priority only; in any other VLAN there is another network.
+#[test]
+fn packets_of_a_vlan_reach_no_pod() -> Result<()> {
+    const PRIORITY: u16 = 5 << 13;
+    require!(root, netns, bpf, ip);
+    inside("native-tags", |scene| {
+        each(scene, |scene, ends| {
+            for tags in [&[7][..], &[0, 7], &[PRIORITY, PRIORITY + 7]] {
+                let packet = back(ends, &Payload::udp(THEIRS, OWN, b"of another network"));
+                scene.send_tagged_outside(tags, &packet)?;
+                let packet = back(ends, &Payload::udp(THEIRS, OWN, b"behind it"));
+                scene.send_tagged_outside(&[PRIORITY], &packet)?;
+                let found = scene.next(A, Duration::from_secs(5), |_any| true)?;
+                let found = found.with_context(|| format!("{tags:?}: nothing came behind it"))?;
+                ensure!(found[14..] == packet, "{tags:?}: the pod received {}", hex(&found));
+            }
+            Ok(())
+        })
+    })
+}

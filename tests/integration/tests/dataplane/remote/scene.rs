@@ -614,20 +614,30 @@ impl<'a> Scene<'a> {
 
     /// Another host sends a packet to the uplink without a tunnel.
     pub(super) fn send_outside(&self, packet: &[u8]) -> Result<()> {
+        self.send_tagged_outside(&[], packet)
+    }
+
+    /// The same behind VLAN tags, by their control information, the outermost first.
+    pub(super) fn send_tagged_outside(&self, tags: &[u16], packet: &[u8]) -> Result<()> {
         let (from, to) = (
             Self::mac_of(self.node.fabric(), "fabric0")?,
             Self::mac_of(self.node, "uplink0")?,
         );
-        Ok(self.fabric.send(&Link::new(from, to).frame(packet))?)
+        Ok(self.fabric.send(&tagged(Link::new(from, to), tags).frame(packet))?)
     }
 
     /// A process of the node sends a packet by the uplink.
     pub(super) fn send_by_uplink(&self, packet: &[u8]) -> Result<()> {
+        self.send_frame_by_uplink(|link| link.frame(packet))
+    }
+
+    /// The same for a frame made of its link header.
+    pub(super) fn send_frame_by_uplink(&self, frame: impl FnOnce(Link) -> Vec<u8>) -> Result<()> {
         let (from, to) = (
             Self::mac_of(self.node, "uplink0")?,
             Self::mac_of(self.node.fabric(), "fabric0")?,
         );
-        match self.uplink.send(&Link::new(from, to).frame(packet)) {
+        match self.uplink.send(&frame(Link::new(from, to))) {
             // A program dropped it.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(()),
             sent => Ok(sent?),
@@ -762,6 +772,11 @@ impl<'a> Scene<'a> {
         let of_verdict = all.iter().filter(|(_, one, _)| *one == verdict);
         Ok(of_verdict.map(|(_, _, count)| count.packets).sum())
     }
+}
+
+/// The header with VLAN tags, the outermost first.
+pub(super) fn tagged(link: Link, tags: &[u16]) -> Link {
+    tags.iter().fold(link, |link, tag| link.vlan(*tag))
 }
 
 fn prefix(network: u32, net: IpNet) -> (u32, RouteData) {
