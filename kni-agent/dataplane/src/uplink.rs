@@ -2,9 +2,12 @@
 
 mod masquerade;
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use kni_common::{
     Verdict,
     address::from_ip,
@@ -143,17 +146,36 @@ impl UplinkMaps {
     }
 }
 
-/// Replaces a table's content: writes rows that differ, then removes surplus ones.
+/// Replaces a table's content: writes rows that differ, from the last key on, then removes surplus ones.
 fn replace<K, V>(table: &Table<K, V>, desired: &BTreeMap<K, V>) -> Result<(), DataplaneError>
 where
     K: Row + Ord,
     V: Row + PartialEq,
 {
     let found: BTreeMap<K, V> = table.rows()?.into_iter().collect();
-    let changed = desired.iter().filter(|(key, value)| found.get(key) != Some(value));
+    let changed = desired.iter().rev();
+    let changed = changed.filter(|(key, value)| found.get(key) != Some(value));
     table.put_all(&changed.map(|(key, value)| (*key, *value)).collect::<Vec<_>>())?;
     let gone = found.keys().filter(|key| !desired.contains_key(key));
     table.remove_all(&gone.copied().collect::<Vec<_>>())
+}
+
+/// The rows of sources. Longer prefixes have later keys: no range of IPv6 is written before the exception in it.
+fn source_rows(desired: &BTreeMap<IpNet, Verdict>) -> BTreeMap<SourceKey, SourceValue> {
+    /// Where the rows have IPv4. No packet has such an address.
+    const IPV4_MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped(), 96);
+    let ipv4 = IpNet::V6(IPV4_MAPPED);
+    let mut rows = BTreeMap::new();
+    if desired.keys().any(|range| range.contains(&ipv4)) {
+        // No reason to drop, where no longer prefix has one.
+        rows.insert(source_key(&ipv4), SourceValue { verdict: 0 });
+    }
+    let desired = desired.iter().filter(|(range, _)| !ipv4.contains(*range));
+    rows.extend(desired.map(|(range, verdict)| {
+        let verdict = u32::from(*verdict as u16);
+        (source_key(range), SourceValue { verdict })
+    }));
+    rows
 }
 
 fn source_key(range: &IpNet) -> SourceKey {
@@ -290,18 +312,10 @@ impl Dataplane {
         Ok(rows)
     }
 
-    /// Replaces the sources whose packets are dropped at the uplink, with the reason.
+    /// Replaces the sources whose packets are dropped at the uplink, with the reason. A range of IPv6 matches no IPv4
+    /// address.
     pub fn set_sources(&self, desired: &BTreeMap<IpNet, Verdict>) -> Result<(), DataplaneError> {
-        let rows = desired
-            .iter()
-            .map(|(range, verdict)| {
-                let value = SourceValue {
-                    verdict: u32::from(*verdict as u16),
-                };
-                (source_key(range), value)
-            })
-            .collect();
-        replace(&lock(&self.uplink).sources, &rows)
+        replace(&lock(&self.uplink).sources, &source_rows(desired))
     }
 
     /// Index of the interface through which masqueraded packets leave, from the programs' configuration.
@@ -350,5 +364,21 @@ mod tests {
         assert_eq!(key("10.0.0.0/8").prefix_length, 104);
         assert_eq!(key("0.0.0.0/0").prefix_length, 96, "not every IPv6 address");
         assert_eq!(key("fd00::/8").prefix_length, 8);
+    }
+
+    #[test]
+    fn a_range_of_ipv6_denies_no_ipv4_source() {
+        let denied = |ranges: &[&str]| -> Vec<(u32, u32)> {
+            let ranges = ranges.iter().map(|range| (range.parse().unwrap(), Verdict::DenyListed));
+            let rows = source_rows(&ranges.collect()).into_iter();
+            rows.map(|(key, value)| (key.prefix_length, value.verdict)).collect()
+        };
+        let listed = Verdict::DenyListed as u32;
+        assert_eq!(denied(&["::/8"]), [(8, listed), (96, 0)]);
+        assert_eq!(denied(&["::/0", "::ffff:0:0/95"]), [(0, listed), (95, listed), (96, 0)]);
+        assert_eq!(denied(&["::/8", "0.0.0.0/0"]), [(8, listed), (96, listed)]);
+        assert_eq!(denied(&["::/8", "10.0.0.0/8"]), [(8, listed), (96, 0), (104, listed)]);
+        assert_eq!(denied(&["::ffff:0:0/96", "::ffff:10.0.0.0/104"]), [(96, 0)]);
+        assert_eq!(denied(&["fd00::/8", "::1/128"]), [(8, listed), (128, listed)]);
     }
 }
