@@ -18,16 +18,14 @@ use crate::{
     config, count, endpoint,
     packet::{self, Packet},
     remote,
-    skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
+    skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, EthHeader},
     work::{self, Place},
 };
 
 const IPV4_SOURCE: usize = ETH_LEN + 12;
 const IPV6_SOURCE: usize = ETH_LEN + 8;
-const IPV4_FRAGMENT: usize = ETH_LEN + 6;
-const IPV4_PROTOCOL: usize = ETH_LEN + 9;
-const IPV6_NEXT: usize = ETH_LEN + 6;
-const IPV6_PAYLOAD: usize = ETH_LEN + 40;
+/// Bytes of a VLAN tag; the last two are the EtherType of what follows.
+const TAG_LEN: usize = 4;
 /// The most IPv6 extension headers that may precede a datagram. A node sends no packet with more.
 const MAX_EXTENSIONS: usize = 8;
 
@@ -87,33 +85,67 @@ fn is_forged(ctx: &TcContext) -> bool {
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {
         return false;
     };
-    match eth.ethertype {
-        ETHERTYPE_IPV4 => is_forged_v4(ctx),
-        ETHERTYPE_IPV6 => is_forged_v6(ctx),
+    if is_tag(eth.ethertype) {
+        return to_uplink_is_forged_in_vlan(ctx.skb.skb) != 0;
+    }
+    is_forged_at::<ETH_LEN>(ctx, eth.ethertype)
+}
+
+#[inline(always)]
+fn is_tag(ethertype: u16) -> bool {
+    ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_QINQ
+}
+
+/// [`is_forged`] for a frame that begins with a VLAN tag, whatever its VLAN: a receiver removes any number of tags
+/// without a VLAN, and may have an interface in any other.
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn to_uplink_is_forged_in_vlan(skb: *mut __sk_buff) -> u32 {
+    const ONE: usize = ETH_LEN + TAG_LEN;
+    const TWO: usize = ONE + TAG_LEN;
+    let ctx = TcContext::new(skb);
+    // No node sends more than two tags.
+    let is_forged = match (skb::read::<u16>(&ctx, ONE - 2), skb::read::<u16>(&ctx, TWO - 2)) {
+        (Ok(behind), Ok(ethertype)) if is_tag(behind) => is_tag(ethertype) || is_forged_at::<TWO>(&ctx, ethertype),
+        (Ok(ethertype), _) => is_forged_at::<ONE>(&ctx, ethertype),
+        _ => false,
+    };
+    u32::from(is_forged)
+}
+
+/// [`is_forged`] for the packet that begins at an offset of the frame.
+#[inline(always)]
+fn is_forged_at<const START: usize>(ctx: &TcContext, ethertype: u16) -> bool {
+    match ethertype {
+        ETHERTYPE_IPV4 => is_forged_v4::<START>(ctx),
+        ETHERTYPE_IPV6 => is_forged_v6::<START>(ctx),
         _ => false,
     }
 }
 
 #[inline(always)]
-fn is_forged_v4(ctx: &TcContext) -> bool {
+fn is_forged_v4<const START: usize>(ctx: &TcContext) -> bool {
     const OFFSET: u16 = u16::from_be(0x1fff);
     let (Ok(packet::UDP), Ok(fragment), Ok(version_ihl)) = (
-        skb::read::<u8>(ctx, IPV4_PROTOCOL),
-        skb::read::<u16>(ctx, IPV4_FRAGMENT),
-        skb::read::<u8>(ctx, ETH_LEN),
+        skb::read::<u8>(ctx, START + 9),
+        skb::read::<u16>(ctx, START + 6),
+        skb::read::<u8>(ctx, START),
     ) else {
         return false;
     };
-    fragment & OFFSET == 0 && has_port(ctx, ETH_LEN + usize::from(version_ihl & 0xf) * 4)
+    fragment & OFFSET == 0 && has_port(ctx, START + usize::from(version_ihl & 0xf) * 4)
 }
 
 #[inline(always)]
-fn is_forged_v6(ctx: &TcContext) -> bool {
+fn is_forged_v6<const START: usize>(ctx: &TcContext) -> bool {
     const OFFSET: u16 = 0xfff8;
-    let Ok(mut next) = skb::read::<u8>(ctx, IPV6_NEXT) else {
+    let Ok(mut next) = skb::read::<u8>(ctx, START + 6) else {
         return false;
     };
-    let mut offset = IPV6_PAYLOAD;
+    let mut offset = START + 40;
     // VERIFIER: a bounded loop.
     for _ in 0..=MAX_EXTENSIONS {
         if !packet::is_extension(next) {

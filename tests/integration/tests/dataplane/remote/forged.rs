@@ -1,16 +1,16 @@
-//! Tests packets that a process of the node sends by the uplink to the tunnel's port of another node, with any options
-//! or extension headers in front of the port.
+//! Tests packets that a process of the node sends by the uplink to the tunnel's port of another node, with any VLAN
+//! tags, options or extension headers in front of the port.
 
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{Direction::ToUplink, Verdict::OverlayPort};
 use kni_integration::{
-    frames::{Extension, Ip, Payload, TcpFlags},
+    frames::{Extension, Ip, Link, Payload, TcpFlags},
     require,
 };
 
-use super::scene::{NODE, OWN, Scene, THEIRS, VXLAN_PORT, inside, own_underlay, underlay};
+use super::scene::{NODE, OWN, Scene, THEIRS, VXLAN_PORT, inside, own_underlay, tagged, underlay};
 
 const UDP: u8 = 17;
 
@@ -140,6 +140,47 @@ fn other_packets_of_the_node_leave_whatever_their_headers() -> Result<()> {
         scene.remove_tunnel()?;
         for (what, ip) in headers() {
             leaves(scene, &what, &ip.packet(&to_port(VXLAN_PORT)))?;
+        }
+        Ok(())
+    })
+}
+
+/// A frame behind these tags, all of this EtherType.
+fn behind(tags: &[u16], ethertype: [u8; 2], link: Link, packet: &[u8]) -> Vec<u8> {
+    let mut frame = tagged(link, tags).frame(packet);
+    for at in (0..tags.len()).map(|tag| 12 + 4 * tag) {
+        frame[at..at + 2].copy_from_slice(&ethertype);
+    }
+    frame
+}
+
+/// The kernel of a receiver removes every tag without a VLAN.
+#[test]
+fn no_vlan_tag_hides_the_port_of_the_tunnel() -> Result<()> {
+    const PRIORITY: u16 = 5 << 13;
+    require!(root, netns, bpf, ip);
+    inside("forged-tags", |scene| {
+        for ethertype in [[0x81, 0x00], [0x88, 0xa8]] {
+            for tags in [&[0][..], &[PRIORITY], &[7], &[0, 0], &[0, 7], &[7, 0], &[7, 7]] {
+                for (what, ip) in headers() {
+                    let what = format!("tags {tags:?} of {ethertype:?}, {what}");
+                    let sent = |port| {
+                        let packet = ip.packet(&to_port(port));
+                        scene.send_frame_by_uplink(|link| behind(tags, ethertype, link, &packet))
+                    };
+                    scene.dropped(&what, ToUplink, OverlayPort, || sent(VXLAN_PORT))?;
+                    if ip.extensions.len() < 40 {
+                        sent(THEIRS)?;
+                        let packet = ip.packet(&to_port(THEIRS));
+                        scene.leaves_behind_tags(&packet).context(what)?;
+                    }
+                }
+            }
+            // Behind more tags than any process has a reason for, nothing is looked for.
+            let packet = node(true).packet(&to_port(THEIRS));
+            scene.dropped("three tags", ToUplink, OverlayPort, || {
+                scene.send_frame_by_uplink(|link| behind(&[0, 0, 0], ethertype, link, &packet))
+            })?;
         }
         Ok(())
     })

@@ -712,6 +712,12 @@ impl<'a> Scene<'a> {
         Ok(found)
     }
 
+    /// The packet comes to the fabric, with or without tags.
+    pub(super) fn leaves_behind_tags(&self, packet: &[u8]) -> Result<()> {
+        let found = self.fabric.receive(PATIENCE, |frame| frame.ends_with(packet))?;
+        found.map(drop).context("the packet did not come to the fabric")
+    }
+
     /// Checks that `act` makes the programs drop one packet, for this reason and no other, and that it reaches no pod.
     pub(super) fn dropped(
         &self,
