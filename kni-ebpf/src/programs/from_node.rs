@@ -9,7 +9,7 @@ use kni_common::{
     Verdict,
     endpoint::{EndpointPolicy, is_older},
     flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue},
-    route::ACTION_UNREACHABLE,
+    route::{ACTION_UNREACHABLE, ROUTE_NODE},
     uplink::OUTSIDE,
 };
 
@@ -195,13 +195,7 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
         flow::translate_out_of_line(&mut work.to, found);
         work.record_translation();
         if found.is_reply(flow::is_second(packet)) {
-            attempt!(policy::to_node(
-                policy,
-                network,
-                &packet.source,
-                packet.reply_policy_port(),
-                &mut work.event
-            ));
+            attempt!(may_ask(policy, packet, work));
         } else {
             let identity = policy::external_identity(network, &packet.source);
             attempt!(policy::entering(
@@ -221,6 +215,21 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
         return Decision::NONE;
     }
     open(ctx, arrival, policy, packet, work)
+}
+
+/// Whether the receiver may send to the sender of a reply, as it was asked when it sent to it: nodes are destinations
+/// outside of the pod networks.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+fn may_ask(policy: &EndpointPolicy, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
+    let (network, port) = (work.event.network, packet.reply_policy_port());
+    let is_node = remote::route(network, &packet.source).is_some_and(|route| route.flags & ROUTE_NODE != 0);
+    if is_node {
+        policy::leaving(policy, network, packet.source, port, &mut work.event)
+    } else {
+        policy::to_node(policy, network, &packet.source, port, &mut work.event)
+    }
 }
 
 /// Opens a flow to the pod itself.

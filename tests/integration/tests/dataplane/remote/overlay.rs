@@ -531,3 +531,34 @@ fn a_pod_that_is_gone_receives_nothing() -> Result<()> {
         })
     })
 }
+
+/// A node is a destination outside of the pod networks, in both directions of a flow.
+#[test]
+fn egress_to_a_node_that_is_revoked_stays_revoked_whoever_speaks_first() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("overlay-revoked", |scene| {
+        each(scene, |scene, (local, _), node| {
+            let ends = (local, underlay(NODE, local.is_ipv4()));
+            scene.route_node()?;
+            scene.identify_at([true, false].map(|v4| underlay(NODE, v4)), FRIEND)?;
+            connect(scene, ends, node)?;
+            // It allows its friends among pods, and nothing outside.
+            scene.enforce(A, ONLY_FRIENDS)?;
+            for _ in 0..2 {
+                let answer = back(ends, &reply(TcpFlags::ACK));
+                scene.dropped("from the node", FromOverlay, Verdict::PolicyExternal, || {
+                    scene.tunnel(node, BLUE, &answer)
+                })?;
+                let packet = out(ends, &segment(TcpFlags::ACK));
+                scene.dropped("to the node", FromPod, Verdict::PolicyExternal, || {
+                    scene.send(A, &packet)
+                })?;
+            }
+            // What the node opens is no egress of the pod.
+            scene.flush()?;
+            comes(scene, node, &back(ends, &reply(TcpFlags::SYN)))?;
+            goes(scene, node, &out(ends, &segment(TcpFlags::SYN_ACK)))?;
+            comes(scene, node, &back(ends, &reply(TcpFlags::ACK)))
+        })
+    })
+}

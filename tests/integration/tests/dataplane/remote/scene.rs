@@ -418,7 +418,12 @@ impl<'a> Scene<'a> {
 
     /// Sets the identity of remote blue pods without a new epoch: flows are not evaluated again.
     pub(super) fn identify(&mut self, identity: u32) -> Result<()> {
-        for address in REMOTE {
+        self.identify_at(REMOTE, identity)
+    }
+
+    /// The same for any addresses of the blue network.
+    pub(super) fn identify_at(&mut self, addresses: [IpAddr; 2], identity: u32) -> Result<()> {
+        for address in addresses {
             let data = IdentityData {
                 network: BLUE.to_be_bytes(),
                 address: from_ip(address),
