@@ -300,8 +300,8 @@ pub struct UplinkArgs {
     /// Sources whose packets are dropped at the node's uplink, without a reply to the sender; may be repeated.
     #[arg(long, value_name = "CIDR")]
     pub deny_source: Vec<IpNet>,
-    /// Drop packets at the uplink whose source address is in a pod network that is not routed. Off by default, because
-    /// external hosts may use addresses of such a network.
+    /// Drop packets at the uplink whose source address is in a pod network with a tunnel between the nodes, or in one
+    /// that is not routed. Off by default, because external hosts may use addresses of such a network.
     #[arg(long)]
     pub drop_bogons: bool,
     /// Mode of the XDP program at the uplink. Default: auto if --deny-source or --drop-bogons need it, else off.

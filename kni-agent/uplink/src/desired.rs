@@ -219,7 +219,11 @@ pub(super) fn sources<'a>(
     let overlaps = |one: &IpNet, other: &IpNet| one.contains(other) || other.contains(one);
     let bogons = networks.into_iter().flatten();
     // Pods of other nodes come with their own addresses where there is no tunnel.
-    let bogons = bogons.filter(|spec| spec.egress != EgressMode::Route && spec.fabric != Fabric::Native);
+    let bogons = bogons.filter(|spec| match spec.fabric {
+        Fabric::Overlay => true,
+        Fabric::Native => false,
+        Fabric::None => spec.egress != EgressMode::Route,
+    });
     let (real, bogons): (Vec<IpNet>, Vec<IpNet>) = bogons
         .flat_map(|spec| spec.subnets.iter().copied())
         .partition(|subnet| connected.iter().any(|net| overlaps(net, subnet)));
@@ -452,6 +456,22 @@ mod tests {
         assert_eq!(of_node(Some("fd01::5"), Some("127.0.0.1")), ["127.0.0.1"]);
         assert_eq!(of_node(Some("fd01::5"), Some("::1")), ["::1"]);
         assert!(of_node(None, Some("::1")).is_empty());
+    }
+
+    #[test]
+    fn pods_of_other_nodes_come_from_outside_only_without_a_tunnel() {
+        let blocked = |egress, fabric| {
+            let network = NetworkSpec {
+                fabric,
+                ..spec(egress, &[])
+            };
+            !sources(&[], Some([network].iter()), &[]).0.is_empty()
+        };
+        for egress in [EgressMode::None, EgressMode::Masquerade, EgressMode::Route] {
+            assert!(blocked(egress, Fabric::Overlay), "{egress:?}");
+            assert!(!blocked(egress, Fabric::Native), "{egress:?}");
+            assert_eq!(blocked(egress, Fabric::None), egress != EgressMode::Route);
+        }
     }
 
     #[test]
