@@ -51,7 +51,8 @@ map_types! {
     /// What a flow's row knows about one end.
     pub struct FlowEnd {
         /// With [`END_LOCAL`] the endpoint id, with [`END_OUTSIDE`] the index of the uplink, with [`END_REMOTE`] and
-        /// [`END_ROUTED`] the node (key of `NODES`), otherwise 0.
+        /// [`END_ROUTED`] the node (key of `NODES`), with [`END_STACK`] that of a pod of another node the index of the
+        /// interface by which alone its packets come, otherwise 0.
         pub id: u32,
         /// With [`END_LOCAL`] the endpoint's generation at the last evaluation, with [`END_REMOTE`] and [`END_ROUTED`]
         /// the sum of the other end's epoch and the node's generation ([`remote_generation`]), otherwise the epoch of

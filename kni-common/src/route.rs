@@ -55,3 +55,7 @@ pub const ROUTE_OVERLAY: u16 = 1;
 /// The address is a node's own: with [`ACTION_REMOTE`] that of the row's node, with [`ACTION_STACK`] that of this one.
 /// Only networks with host access have such rows. Between two nodes' addresses nothing goes through the tunnel.
 pub const ROUTE_NODE: u16 = 2;
+
+/// With [`ACTION_UNREACHABLE`]: only nodes of the cluster have addresses of the range, and none is known to have this
+/// one. No host may send with it.
+pub const ROUTE_OWNED: u16 = 4;

@@ -31,6 +31,12 @@ pub fn is_evaluated(mark: u32) -> bool {
     mark != 0 && mark == evaluated_mark()
 }
 
+/// Whether the interface is the uplink.
+#[inline(always)]
+pub fn is_uplink(ifindex: u32) -> bool {
+    ifindex != 0 && get().is_some_and(|config| config.uplink == ifindex)
+}
+
 /// The configuration. The agent writes it before it publishes any endpoint.
 #[inline(always)]
 pub fn get() -> Option<&'static Config> {

@@ -15,7 +15,9 @@ use kni_common::{
     address::{V4_MAPPED, bytes, words},
     flow::{END_REMOTE, END_ROUTED, FlowEnd, NodeRow, remote_generation},
     overlay::Overlay,
-    route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_OVERLAY, RouteData, RouteValue},
+    route::{
+        ACTION_REMOTE, ACTION_UNREACHABLE, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, ROUTE_OWNED, RouteData, RouteValue,
+    },
 };
 
 use crate::{
@@ -140,6 +142,45 @@ pub fn row(way: Decision) -> Option<&'static NodeRow> {
     // The reference outlives the program's run: array map values are freed only with the map.
     let row = NODES.get(number)?;
     (number != 0 && row.ifindex != 0).then_some(row)
+}
+
+/// Whether a packet that this node got by the interface, past `from_overlay`, may have the source, which no endpoint of
+/// this node has: the interface by which alone it may come, 0 for any. A pod of another node sends by the way that
+/// leads to it, and by no other. Nodes also send without a tunnel, with their own addresses.
+#[inline(always)]
+pub fn admit(network: u32, source: &[u32; 4], ingress: u32) -> Result<u32, Reason> {
+    match remote_admit(network, source, ingress) {
+        ON_ITS_WAY => Ok(ingress),
+        code => Reason::check(code).map(|()| 0),
+    }
+}
+
+/// A result of [`remote_admit`], below all codes of drops.
+const ON_ITS_WAY: u32 = 1;
+
+/// [`admit`]; 0 for a source that may come by any interface, [`ON_ITS_WAY`], or the code of the reason.
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn remote_admit(network: u32, source: *const [u32; 4], ingress: u32) -> u32 {
+    // SAFETY: the caller's own memory.
+    let Some(source) = (unsafe { source.as_ref() }) else {
+        return Verdict::OwnerUnknown as u32;
+    };
+    match route(network, source) {
+        Some(route) if route.flags & ROUTE_NODE != 0 => 0,
+        Some(route) if route.flags & ROUTE_OWNED != 0 && route.action == ACTION_UNREACHABLE => {
+            Verdict::OwnerUnknown as u32
+        }
+        Some(route) => match way(route) {
+            Some(way) if row(way).is_some_and(|node| node.ifindex == ingress) => ON_ITS_WAY,
+            Some(_) => Verdict::ForeignNode as u32,
+            None => 0,
+        },
+        None => 0,
+    }
 }
 
 /// The kind of a pod there as an end of a flow.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kni_common::route::{ACTION_REMOTE, RouteData, RouteKey, RouteValue};
+use kni_common::route::{ACTION_REMOTE, ROUTE_OWNED, RouteData, RouteKey, RouteValue};
 
 /// Rows of `ROUTES`.
 pub(super) type Rows = BTreeMap<RouteKey, RouteValue>;
@@ -32,8 +32,13 @@ impl RouteChange {
         }
     }
 
-    /// Whether a destination that another node had gets another node, or none.
+    /// Whether a destination that another node had gets another node, or none, or one that any host could have can only
+    /// be a pod's from now on.
     pub(super) fn moves(&self, before: &Rows) -> bool {
+        let mut written = self.replaced.iter().chain(&self.added);
+        if written.any(|(_, value)| value.flags & ROUTE_OWNED != 0) {
+            return true;
+        }
         let was_remote = |key: &RouteKey| before.get(key).is_some_and(|value| value.action == ACTION_REMOTE);
         // A range within another one changes the node of addresses that had that one's.
         let remote = before.iter().filter(|(_, value)| value.action == ACTION_REMOTE);

@@ -11,7 +11,10 @@ use std::{
 use ipnet::IpNet;
 use kni_common::{
     address::{from_ip, to_ip},
-    route::{ACTION_MASQUERADE, ACTION_REMOTE, ACTION_STACK, FULL_PREFIX, ROUTE_NODE, RouteData, RouteKey, RouteValue},
+    route::{
+        ACTION_MASQUERADE, ACTION_REMOTE, ACTION_STACK, FULL_PREFIX, ROUTE_NODE, ROUTE_OWNED, RouteData, RouteKey,
+        RouteValue,
+    },
 };
 use kni_model::NetworkId;
 
@@ -311,7 +314,7 @@ impl RouteTable {
 
 /// Whether a row is of other nodes, or of the node as they see it.
 const fn is_of_fabric(value: RouteValue) -> bool {
-    value.action == ACTION_REMOTE || value.flags & ROUTE_NODE != 0
+    value.action == ACTION_REMOTE || value.flags & (ROUTE_NODE | ROUTE_OWNED) != 0
 }
 
 /// Single addresses whose packets the stack gets. The virtual ones among them are services of another proxy.
@@ -436,6 +439,7 @@ mod tests {
         let mut table = RouteTable::adopt(map()).unwrap();
         table.set(network(7), &with_services()).unwrap();
         let mut set = |nets: &[(&str, u32)]| set_remote(&mut table, remote(nets)).unwrap().contains(&7);
+        assert!(set(&[]), "only pods have its addresses from now on");
         assert!(!set(&[("10.0.0.0/26", 1)]), "the first node");
         assert!(!set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2), ("fd00::/122", 2)]));
         assert!(set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2)]), "one is gone");

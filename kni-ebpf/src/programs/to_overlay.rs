@@ -1,21 +1,22 @@
 //! Sends packets of the node's stack to pods of other nodes through the tunnel.
 //!
 //! - Hook: TC egress of the tunnel device.
-//! - Reads `OVERLAY`, `ROUTES`, `NODES`, `NUMBERS`, `CONFIG`; counts drops.
+//! - Reads `OVERLAY`, `ADDRESSES`, `ROUTES`, `NODES`, `NUMBERS`, `CONFIG`; counts drops.
 //! - `from_pod` gives its packets their tunnel itself and marks them. All others come from the node's stack, by a route
-//!   to the device: they belong to the network with host access. The receiver's node checks that they have this node's
-//!   address.
+//!   to the device: they belong to the network with host access. The receiver's node checks that they have the address
+//!   of this node or of one of its pods, and this program that a pod's address is that of the pod that sent the packet.
 //! - Link control (the stack announces its multicast groups at every device, RFC 3810) ends here. It is for no pod, and
 //!   is not counted as a drop.
 //! - Falls through to: the tunnel.
 
 use aya_ebpf::programs::TcContext;
-use kni_common::{Direction, Verdict};
+use kni_common::{Direction, Verdict, address::ADDRESS_OF_SERVICE};
 
 use crate::{
     action::{DROP, NEXT},
     config, count,
     decision::Reason,
+    endpoint,
     packet::{self, Class, Packet},
     remote,
     skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
@@ -61,6 +62,7 @@ fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Resul
     if packet.is_multicast() {
         return Err(Verdict::Multicast.into());
     }
+    has_source(ctx, network, packet)?;
     let way = remote::route(network, &packet.destination)
         .and_then(remote::way)
         .ok_or(Verdict::NoDestination)?;
@@ -70,5 +72,21 @@ fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Resul
         Ok(())
     } else {
         Err(Verdict::NoNode.into())
+    }
+}
+
+/// Whether the node may forward a packet with the source: the receiver's node believes this one for all of its pods.
+#[inline(always)]
+fn has_source(ctx: &TcContext, network: u32, packet: &Packet) -> Result<(), Reason> {
+    /// Of a packet that the node sent.
+    const NODE: u32 = 0;
+    let ingress = skb::ingress_ifindex(ctx);
+    if ingress == NODE {
+        return Ok(());
+    }
+    match endpoint::by_address(network, packet.source) {
+        None => remote::admit(network, &packet.source, ingress).map(|_way| ()),
+        Some(found) if found.endpoint != ADDRESS_OF_SERVICE && endpoint::ifindex(found.endpoint) == ingress => Ok(()),
+        Some(_) => Err(Verdict::SourceAddress.into()),
     }
 }

@@ -1,8 +1,8 @@
 //! Enforces policy on packets that reach a pod through the node's stack.
 //!
 //! - Hook: TC egress of the host interface. Minimum kernel 4.5 (clsact), 6.6 for TCX.
-//! - Reads `ENDPOINTS`, `ADDRESSES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`,
-//!   `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
+//! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes
+//!   `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
 //! - Order: endpoint, VLAN, ARP, headers, link control, host access, destination kind, destination address, fragment,
 //!   flow, then (for a packet without a current flow) source, ingress policy, share of the flow tables.
 //! - Packets of `bpf_redirect_peer` bypass this program; `from_pod` enforces the policies of both sides. It also does
@@ -171,7 +171,7 @@ fn link_control(row: &EndpointRow) -> Decision {
 #[inline(always)]
 fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations: [u32; 2]) -> Decision {
     match flow::lookup(row.network, packet) {
-        Some(found) if is_current(row, packet, found, generations) && flow::is_live(found) => {
+        Some(found) if is_current(ctx, row, packet, found, generations) && flow::is_live(found) => {
             follow(ctx, row.network, packet, found)
         }
         _ => Decision::NONE,
@@ -180,14 +180,25 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations:
 
 /// Whether this program sees packets of the flow, and the state that it was evaluated on is unchanged. They come from
 /// the stack, or, between pods of a CNI plugin, were evaluated at the sender and forwarded by the plugin's datapath. In
-/// the latter case the first packet has a flow already: the sender's program wrote it.
+/// the latter case the first packet has a flow already: the sender's program wrote it. No pod of this node sends by the
+/// uplink.
 #[inline(always)]
-fn is_current(row: &EndpointRow, packet: &Packet, found: &FlowValue, [generation, epoch]: [u32; 2]) -> bool {
+fn is_current(
+    ctx: &TcContext,
+    row: &EndpointRow,
+    packet: &Packet,
+    found: &FlowValue,
+    [generation, epoch]: [u32; 2],
+) -> bool {
     let second = flow::is_second(packet);
     let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
     let expected = match from {
-        END_STACK => packet.class == Class::Flow && sender.generation == epoch,
-        END_LOCAL => endpoint::is_plugin(row),
+        END_STACK => {
+            packet.class == Class::Flow
+                && sender.generation == epoch
+                && (sender.id == 0 || sender.id == skb::ingress_ifindex(ctx))
+        }
+        END_LOCAL => endpoint::is_plugin(row) && !config::is_uplink(skb::ingress_ifindex(ctx)),
         _ => false,
     };
     expected && to == END_LOCAL && receiver.generation == generation

@@ -6,8 +6,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use kni_common::{
     address::from_ip,
     route::{
-        ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, ACTION_UNREACHABLE, ROUTE_NODE, ROUTE_OVERLAY, RouteData,
-        RouteKey, RouteValue,
+        ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, ACTION_UNREACHABLE, ROUTE_NODE, ROUTE_OVERLAY, ROUTE_OWNED,
+        RouteData, RouteKey, RouteValue,
     },
 };
 use kni_model::NetworkId;
@@ -33,7 +33,10 @@ pub(super) fn rows(
     );
     // Without host access the stack does not accept the packet either, and it is dropped.
     rows.extend(beside_uplink(routes, node).map(|net| route(net, ACTION_STACK)));
-    rows.extend(routes.subnets.iter().map(|net| route(*net, ACTION_UNREACHABLE)));
+    // Where there are other nodes, each address is that of a pod, or of no sender.
+    let owned = if remote.is_some() { ROUTE_OWNED } else { 0 };
+    let subnets = routes.subnets.iter();
+    rows.extend(subnets.map(|net| to_row(network, *net, ACTION_UNREACHABLE, owned, 0)));
     rows.extend(
         routes
             .service_subnets

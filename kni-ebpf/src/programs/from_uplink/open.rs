@@ -17,7 +17,7 @@ use crate::{
     global::global,
     host_port, masquerade,
     packet::{Class, Packet},
-    policy, related, translate,
+    policy, related, remote, translate,
     work::Work,
 };
 
@@ -113,6 +113,8 @@ fn review(packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
             return Decision::drop(Verdict::EgressAddress);
         }
     } else {
+        let uplink = config::get().map_or(0, |config| config.uplink);
+        attempt!(remote::admit(there.network, &packet.source, uplink));
         let identity = policy::external_identity(there.network, &packet.source);
         attempt!(policy::entering(
             policy,
@@ -151,6 +153,10 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
         return Decision::drop(Verdict::DestinationAddress);
     }
     work.record_translation();
+    let Some(config) = config::get() else {
+        return Decision::STACK;
+    };
+    attempt!(remote::admit(there.network, &packet.source, config.uplink));
     let identity = policy::external_identity(there.network, &packet.source);
     attempt!(policy::entering(
         policy,
@@ -160,9 +166,6 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     ));
     // Before the flow is written: a packet on its last hop opens none.
     attempt!(translate::hop(ctx, packet.v4));
-    let Some(config) = config::get() else {
-        return Decision::STACK;
-    };
     work.new = NewFlow {
         source_kind: END_OUTSIDE,
         destination_kind: END_LOCAL,

@@ -10,12 +10,12 @@ use kni_common::{
 
 use crate::{
     config,
-    decision::{Decision, attempt},
+    decision::{Decision, Reason, attempt},
     endpoint, event,
     flow::{self, NewFlow},
     global::global,
     packet::{Class, Packet},
-    policy, related, skb,
+    policy, related, remote, skb,
     work::Work,
 };
 
@@ -35,7 +35,7 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
     if packet.class == Class::Flow
         && let Some(found) = flow::lookup(row.network, packet)
     {
-        let decision = review(row, policy, packet, found, work);
+        let decision = review(ctx, row, policy, packet, found, work);
         if decision.reason().is_some() || (config::is_dry_run() && !decision.is_none()) {
             return decision;
         }
@@ -50,6 +50,7 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
 /// where the row has expired or belongs to an earlier owner.
 #[inline(always)]
 fn review(
+    ctx: &TcContext,
     row: &EndpointRow,
     policy: &EndpointPolicy,
     packet: &Packet,
@@ -57,7 +58,7 @@ fn review(
     work: &mut Work,
 ) -> Decision {
     let second = flow::is_second(packet);
-    let ((from, _), (to, receiver)) = (found.sender(second), found.receiver(second));
+    let ((from, origin), (to, receiver)) = (found.sender(second), found.receiver(second));
     if from != END_STACK
         || to != END_LOCAL
         || receiver.id != work.event.endpoint
@@ -68,7 +69,11 @@ fn review(
     }
     flow::translate(&mut work.to, found);
     work.record_translation();
+    let ingress = skb::ingress_ifindex(ctx);
     if found.is_reply(second) {
+        if ingress != NODE {
+            attempt!(remote::admit(row.network, &packet.source, ingress));
+        }
         attempt!(policy::leaving(
             policy,
             row.network,
@@ -77,7 +82,15 @@ fn review(
             &mut work.event
         ));
     } else if found.flags & FLOW_NODE == 0 {
-        let identity = policy::identity_at(row.network, packet.v4, &packet.source);
+        let identity = if ingress == NODE {
+            policy::identity_at(row.network, packet.v4, &packet.source)
+        } else {
+            attempt!(sender(row, packet, ingress, work))
+        };
+        if ingress != NODE && work.new.source.id != origin.id {
+            // The row is of another way.
+            return Decision::NONE;
+        }
         attempt!(policy::entering(
             policy,
             identity,
@@ -94,10 +107,11 @@ fn review(
 fn open(ctx: &TcContext, row: &EndpointRow, policy: &EndpointPolicy, packet: &Packet, work: &mut Work) -> Decision {
     let ingress = skb::ingress_ifindex(ctx);
     let mut flags = FLOW_NODE;
+    let mut way = 0;
     if ingress != NODE {
         flags = 0;
-        let mut identity = 0;
-        attempt!(sender(row, packet, ingress, &mut identity, work));
+        let identity = attempt!(sender(row, packet, ingress, work));
+        way = work.new.source.id;
         attempt!(policy::entering(
             policy,
             identity,
@@ -109,7 +123,7 @@ fn open(ctx: &TcContext, row: &EndpointRow, policy: &EndpointPolicy, packet: &Pa
         source_kind: END_STACK,
         destination_kind: END_LOCAL,
         flags,
-        source: flow::far_end(0, work.epoch),
+        source: flow::far_end(way, work.epoch),
         destination: FlowEnd {
             id: work.event.endpoint,
             generation: work.event.generation,
@@ -126,32 +140,45 @@ fn open(ctx: &TcContext, row: &EndpointRow, policy: &EndpointPolicy, packet: &Pa
     Decision::DELIVER
 }
 
-/// Identity of a sender other than the node's own stack. A local pod's address is valid only from that pod's interface.
+/// Identity of a sender other than the node's own stack. A local pod's address is valid only from that pod's interface,
+/// that of a pod of another node only by the interface that leads there, which is put into `work.new.source.id`.
 #[inline(always)]
-fn sender(
-    row: &EndpointRow,
-    packet: &Packet,
-    ingress: u32,
-    identity: &mut u32,
-    work: &mut Work,
-) -> Result<(), Verdict> {
+fn sender(row: &EndpointRow, packet: &Packet, ingress: u32, work: &mut Work) -> Result<u32, Reason> {
+    let mut identity = 0;
+    Reason::check(identify(row, packet, ingress, &mut identity, work)).map(|()| identity)
+}
+
+/// [`sender`]; 0 on success, else the code of the reason.
+///
+/// VERIFIER: not inlined, to save stack; returns a number for the same reason as `count::dropped`.
+#[inline(never)]
+fn identify(row: &EndpointRow, packet: &Packet, ingress: u32, identity: &mut u32, work: &mut Work) -> u32 {
+    work.new.source.id = 0;
     let Some(found) = endpoint::by_address(row.network, packet.source) else {
+        match remote::admit(row.network, &packet.source, ingress) {
+            Ok(way) => work.new.source.id = way,
+            Err(reason) => return reason.word(),
+        }
         *identity = policy::external_identity(row.network, &packet.source);
-        return Ok(());
+        return 0;
     };
     let from = found.endpoint;
     // Packets through a CNI plugin's bridge have its index. The sender's own program has checked the address.
-    let elsewhere = ingress != IFINDEX_BASE + from && !endpoint::is_plugin(row);
+    let elsewhere = if endpoint::is_plugin(row) {
+        config::is_uplink(ingress)
+    } else {
+        ingress != IFINDEX_BASE + from
+    };
     if from == ADDRESS_OF_SERVICE || elsewhere {
-        return Err(Verdict::SourceAddress);
+        return Verdict::SourceAddress as u32;
     }
     work.event.peer = from;
     match (endpoint::row(from), endpoint::policy(from)) {
         (Some(there), Some(policy)) if endpoint::is_current(there, row.network, found) => {
             *identity = policy::identity_of(policy, packet.v4);
-            Ok(())
+            0
         }
-        _ => Err(Verdict::SourceAddress),
+        _ => Verdict::SourceAddress as u32,
     }
 }
 

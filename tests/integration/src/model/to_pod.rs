@@ -69,7 +69,7 @@ impl Model {
             destination: (packet.destination, ports.1),
         };
         let opens = matches!(packet.content, Content::Open(..));
-        if !opens && self.belongs_to_known(row, flow)? {
+        if !opens && self.belongs_to_known(row, ingress, flow)? {
             self.follow(flow, packet, &mut outcome.frame)?;
             return Ok(Verdict::Delivered);
         }
@@ -84,7 +84,7 @@ impl Model {
     }
 
     /// Whether the packet belongs to a flow; evaluates policies again if required.
-    fn belongs_to_known(&mut self, row: &Row, flow: Flow) -> Result<bool, Verdict> {
+    fn belongs_to_known(&mut self, row: &Row, ingress: u32, flow: Flow) -> Result<bool, Verdict> {
         let Some(known) = self.known(flow) else {
             return Ok(false);
         };
@@ -101,7 +101,11 @@ impl Model {
         } else if known.entry.opener == Opener::Node {
             Ok(())
         } else {
-            let peer = self.identity_at(flow.network, flow.source.0);
+            let peer = if ingress == 0 {
+                self.identity_at(flow.network, flow.source.0)
+            } else {
+                self.external_sender(flow, ingress)?
+            };
             self.entering(row, peer, flow, &mut hits)
         };
         self.hit(hits);

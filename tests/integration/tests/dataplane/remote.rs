@@ -8,6 +8,7 @@ mod forged;
 mod host_ports;
 mod native;
 mod overlay;
+mod past_the_tunnel;
 mod scene;
 mod shared_egress;
 mod tunnel_port;

@@ -11,6 +11,7 @@ mod firewall;
 mod forgery;
 mod fresh;
 mod losses;
+mod past_the_tunnel;
 mod peers;
 mod policies;
 mod ports;

@@ -20,7 +20,10 @@ use kni_common::{
     flow::{EndPorts, FlowEnd, FlowKey4, FlowKey6, FlowValue, NodeRow, is_second, scope},
     overlay::Overlay,
     policy::{IDENTITY_ANY, IdentityData, IdentityValue, PORTS_ALL, PORTS_NONE, PolicyKey, PolicyValue},
-    route::{ACTION_REMOTE, ACTION_STACK, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, RouteData, RouteValue},
+    route::{
+        ACTION_REMOTE, ACTION_STACK, ACTION_UNREACHABLE, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, ROUTE_OWNED,
+        RouteData, RouteValue,
+    },
     uplink::{EGRESS_NUMBER, OUTSIDE},
 };
 use kni_dataplane::{Dataplane, EndpointConfig, FlowRecord, SupposedTunnel, TunnelEnds};
@@ -29,7 +32,7 @@ use kni_integration::{
     frames::{Ip, Link, Mac, PacketSocket, Payload, TcpFlags},
     model::Seen,
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
-    programs::{Programs, hex, routes, runnable},
+    programs::{Programs, action_of, hex, routes, runnable},
 };
 use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep};
 use nix::net::if_::if_nametoindex;
@@ -62,9 +65,11 @@ pub(super) const STRANGER: u32 = 41;
 pub(super) const ONLY_FRIENDS: u32 = 20;
 pub(super) const NOTHING: u32 = 21;
 
+/// The subnets of both networks.
+const SUBNETS: [&str; 2] = ["10.0.0.0/16", "fd00::/48"];
 /// Added to the id of a network, its number in the cluster.
 const NUMBERS: u32 = 4096;
-const OVERLAY: &str = "overlay0";
+pub(super) const OVERLAY: &str = "overlay0";
 /// The port of all nodes' tunnels.
 pub(super) const VXLAN_PORT: u16 = 4789;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -82,6 +87,10 @@ const fn pod(block: u8, host: u8) -> [IpAddr; 2] {
 
 fn mac(id: u32) -> Mac {
     [2, 0, 0, 0, 0, u8::try_from(id).expect("a small number")]
+}
+
+fn text(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn host_mac(id: u32) -> Mac {
@@ -239,7 +248,7 @@ pub(super) fn inside(name: &str, work: impl FnOnce(&mut Scene<'_>) -> Result<()>
 impl<'a> Scene<'a> {
     fn new(node: &'a Node, pods: &Namespaces, programs: Programs) -> Result<Self> {
         let dataplane = programs.dataplane();
-        let subnets = ["10.0.0.0/16".parse()?, "fd00::/48".parse()?];
+        let subnets = [SUBNETS[0].parse()?, SUBNETS[1].parse()?];
         for network in [BLUE, RED] {
             dataplane.set_routes(NetworkId::try_from(network)?, &routes(&subnets, false))?;
         }
@@ -397,6 +406,54 @@ impl<'a> Scene<'a> {
             self.routes.insert(&Key::new(length, data), value, 0)?;
         }
         Ok(())
+    }
+
+    /// Only nodes have addresses of the blue network: no host may send with them.
+    pub(super) fn own_subnets(&mut self) -> Result<()> {
+        for net in SUBNETS {
+            let (length, data) = prefix(BLUE, net.parse()?);
+            let value = RouteValue {
+                action: ACTION_UNREACHABLE,
+                flags: ROUTE_OWNED,
+                node: 0,
+            };
+            self.routes.insert(&Key::new(length, data), value, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Gives [`A`] access from the node, whose stack routes to it, and to the remote pods through the tunnel. It drops
+    /// no packet for its source.
+    pub(super) fn route_by_stack(&self) -> Result<()> {
+        publish(self.dataplane(), A, BLUE, LOCAL, true)?;
+        for interface in ["all", "default", "uplink0", "overlay0"] {
+            std::fs::write(format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter"), "0")?;
+        }
+        let mut commands = Vec::new();
+        for family in 0..2 {
+            let (to, mac) = (LOCAL[family], text(mac(A)));
+            commands.push(format!("neighbour replace {to} lladdr {mac} dev kni{A}"));
+            commands.push(format!("route replace {to} dev kni{A}"));
+            let (to, mac) = (REMOTE[family], text(host_mac(77)));
+            commands.push(format!("neighbour replace {to} lladdr {mac} dev {OVERLAY}"));
+            commands.push(format!("route replace {to} dev {OVERLAY}"));
+        }
+        self.node.ip(&commands.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// What becomes of a packet to [`A`] that the node's stack got by the interface with that index, 0 for the node
+    /// itself, as the program explains it. It does the same.
+    pub(super) fn by_stack(&self, ingress: u32, packet: &[u8]) -> Result<Verdict> {
+        let (seen, frame) = (Seen::to_pod(A, ingress), Link::new(host_mac(A), mac(A)).frame(packet));
+        let code = self.programs.explain(seen, &frame)?.event.verdict;
+        let explained = Verdict::from_code(code).context("a verdict")?;
+        let action = self.programs.run_as(seen, &frame, 0)?.action;
+        ensure!(
+            action == action_of(explained),
+            "explained as {}, but it did {action}",
+            explained.as_str()
+        );
+        Ok(explained)
     }
 
     /// Lets packets that come without a tunnel find a pod.

@@ -1,5 +1,5 @@
-//! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender.
-//! None is delivered, and each is counted with its reason.
+//! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender;
+//! and forged senders past the tunnel. None is delivered, and each is counted with its reason.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -18,6 +18,7 @@ use super::{
     bed::{Bed, NODES, Setting},
     detours,
     forgery::{forged, nothing_forged_is_on, refused},
+    past_the_tunnel,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -36,6 +37,7 @@ async fn nothing_but_the_tunnel_sends_to_its_port() -> Result<()> {
     processes_send_to_the_port(&bed, &numbers).await?;
     headers_before_the_port(&bed, &numbers).await?;
     other_nodes_forge_senders(&bed, &numbers).await?;
+    past_the_tunnel::frames(&bed).await?;
     // What is allowed still works.
     bed.matrix().assert_expected();
     Ok(())
