@@ -1,17 +1,11 @@
 //! `cluster`: prepares the machine, builds the programs and the agent's image, and executes the program `kni-node` for
 //! several nodes.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Result;
 
-use crate::{
-    goal::Build,
-    image,
-    node::{self, Rest},
-    progress::Progress,
-    workspace::target,
-};
+use crate::{goal::Build, image, node, progress::Progress, workspace::target};
 
 /// Arguments of `cluster`.
 #[derive(clap::Args)]
@@ -25,11 +19,19 @@ enum Action {
     /// Build what is missing and start a control plane and nodes
     Up(Up),
     /// End the cluster and everything in it
-    Down(Rest),
+    Down,
     /// Show processes, nodes and pods
-    Status(Rest),
+    Status,
     /// Run kubectl as the administrator of the cluster
     Kubectl(Rest),
+}
+
+/// Arguments that another program reads.
+#[derive(clap::Args)]
+struct Rest {
+    /// Passed on
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 #[derive(clap::Args)]
@@ -57,9 +59,9 @@ pub(crate) fn command(args: &Args) -> Result<()> {
             }
             node::replace_by(program.arg("--image").arg(image))
         }
-        Action::Down(rest) => node::end_or_show("cluster", &folder, "down", rest),
-        Action::Status(rest) => node::end_or_show("cluster", &folder, "status", rest),
-        Action::Kubectl(rest) => node::shortcut("cluster", &folder, "kubectl", rest),
+        Action::Down => node::end_or_show("cluster", &folder, "down"),
+        Action::Status => node::end_or_show("cluster", &folder, "status"),
+        Action::Kubectl(rest) => node::shortcut("cluster", &folder, "kubectl", &rest.arguments),
     }
 }
 

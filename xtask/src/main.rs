@@ -139,4 +139,17 @@ mod tests {
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
     }
+
+    #[test]
+    fn the_help_of_up_lists_its_options() {
+        for (command, options) in [("node", ["--standalone", "--kni"]), ("cluster", ["--nodes", "--kni"])] {
+            let help = super::Cli::command()
+                .try_get_matches_from(["cargo xtask", command, "up", "--help"])
+                .unwrap_err()
+                .to_string();
+            for option in options {
+                assert!(help.contains(option), "{command} up has no {option}:\n{help}");
+            }
+        }
+    }
 }

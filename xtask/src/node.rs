@@ -32,19 +32,31 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Action {
     /// Build what is missing and start the node
-    Up(Rest),
+    Up(Up),
     /// End the node and everything in it
-    Down(Rest),
+    Down,
     /// Show what runs
-    Status(Rest),
+    Status,
 }
 
-/// Arguments that another program reads.
 #[derive(clap::Args)]
-pub(crate) struct Rest {
-    /// Passed on
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
+struct Up {
+    /// Give the agent a folder of manifests in place of the API server
+    #[arg(long)]
+    standalone: bool,
+    /// Let the kubelet make the networks of pods by KNI
+    #[arg(long)]
+    kni: bool,
+}
+
+impl Up {
+    /// The same options for `kni-node up`.
+    fn options(&self) -> impl Iterator<Item = &'static str> {
+        let options = [("--standalone", self.standalone), ("--kni", self.kni)];
+        options
+            .into_iter()
+            .filter_map(|(option, is_set)| is_set.then_some(option))
+    }
 }
 
 /// Number of steps of [`prepare`].
@@ -54,14 +66,14 @@ pub(crate) const STEPS: usize = setup::STEPS + 3;
 pub(crate) fn command(args: &Args) -> Result<()> {
     let folder = target().join("node");
     match &args.action {
-        Action::Up(rest) => {
+        Action::Up(up) => {
             require_root("node")?;
             start(&[])?;
             prepare(&mut Progress::new(STEPS))?;
-            replace_by(kni_node(&folder).arg("up").args(&rest.arguments))
+            replace_by(kni_node(&folder).arg("up").args(up.options()))
         }
-        Action::Down(rest) => end_or_show("node", &folder, "down", rest),
-        Action::Status(rest) => end_or_show("node", &folder, "status", rest),
+        Action::Down => end_or_show("node", &folder, "down"),
+        Action::Status => end_or_show("node", &folder, "status"),
     }
 }
 
@@ -74,22 +86,22 @@ pub(crate) fn require_root(command: &str) -> Result<()> {
 }
 
 /// Executes `kni-node down` or `kni-node status`, if it was ever built, for what `command` started in `folder`.
-pub(crate) fn end_or_show(command: &str, folder: &Path, action: &str, rest: &Rest) -> Result<()> {
+pub(crate) fn end_or_show(command: &str, folder: &Path, action: &str) -> Result<()> {
     require_root(command)?;
     if !PROFILE.program("kni-node").is_file() || !folder.exists() {
         println!("nothing is up; `cargo xtask {command} up` starts it");
         return Ok(());
     }
-    replace_by(kni_node(folder).arg(action).args(&rest.arguments))
+    replace_by(kni_node(folder).arg(action))
 }
 
 /// Executes a script that `up` wrote into `folder`.
-pub(crate) fn shortcut(command: &str, folder: &Path, script: &str, rest: &Rest) -> Result<()> {
+pub(crate) fn shortcut(command: &str, folder: &Path, script: &str, arguments: &[OsString]) -> Result<()> {
     let script = folder.join(script);
     if !script.is_file() {
         bail!("nothing is up; `cargo xtask {command} up` starts it");
     }
-    replace_by(Command::new(script).args(&rest.arguments))
+    replace_by(Command::new(script).args(arguments))
 }
 
 /// Replaces this process, so that signals and the exit code are those of the program. Returns only on failure.
