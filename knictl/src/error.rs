@@ -39,6 +39,9 @@ pub(crate) enum Error {
     /// The API server refused a request.
     #[error("{what}: {}", api_message(source))]
     Request { what: String, source: Box<kube::Error> },
+    /// The arguments of a command of knictl are not valid, or ask for its help.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
     /// No argument identifies the node whose agent to ask.
     #[error("{0}")]
     Node(String),

@@ -44,6 +44,10 @@ pub(crate) async fn run(
     terminal: &mut Terminal<'_>,
     stop: impl Future<Output = ()>,
 ) -> Result<Outcome, Error> {
+    if let Command::Agent(words) = &cli.command {
+        // Help, and errors of the command line, need no cluster.
+        cli::about(words)?;
+    }
     let client = connect(&cli).await?;
     let node = cli.node.as_deref();
     let words = match cli.command {

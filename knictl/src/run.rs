@@ -41,6 +41,7 @@ where
         Ok(Outcome::Done) => SUCCESS,
         Ok(Outcome::NotReady) => FAILURE,
         Ok(Outcome::Ended(code)) => code,
+        Err(Error::Usage(error)) => usage(&error, terminal),
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => SUCCESS,
         Err(error) => {
             terminal.note(&format!("knictl: {error}"));

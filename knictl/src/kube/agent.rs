@@ -57,6 +57,13 @@ pub(super) async fn run(
     }
 }
 
+/// What knictl wrote to its standard error, as one line.
+pub(super) fn remarks(err: &[u8]) -> String {
+    let text = String::from_utf8_lossy(err);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.join("; ")
+}
+
 fn lines<R: AsyncRead + Unpin>(stream: R) -> Lines<BufReader<R>> {
     BufReader::new(stream).lines()
 }
@@ -92,6 +99,11 @@ fn said(what: &str, status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_remarks_become_one_line() {
+        assert_eq!(remarks(b"error: no\n\n  Usage: knictl\n"), "error: no; Usage: knictl");
+    }
 
     #[test]
     fn the_exit_code_is_read_from_the_causes() {

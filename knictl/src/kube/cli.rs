@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, CommandFactory as _, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 
 use crate::{
     cli::{self as agent, Format, PodName},
@@ -96,7 +99,7 @@ pub(super) enum About {
 /// Reads a command of knictl as knictl itself will.
 pub(super) fn about(words: &[String]) -> Result<About, Error> {
     let line = std::iter::once("kubectl kni").chain(words.iter().map(String::as_str));
-    let cli = agent::Cli::try_parse_from(line).map_err(|error| Error::Node(error.render().to_string()))?;
+    let cli = agent::Cli::try_parse_from(line).map_err(with_place)?;
     Ok(match cli.command {
         agent::Command::Policy(args) => About::Pod(args.pod),
         agent::Command::Flows(args) => args.pod.map_or(About::Node, About::Pod),
@@ -111,6 +114,24 @@ pub(super) fn about(words: &[String]) -> Result<About, Error> {
     })
 }
 
+/// The error, with the place of options that `kubectl kni` has and the command does not.
+fn with_place(mut error: clap::Error) -> clap::Error {
+    let own = |word: &str| {
+        let options = Cli::command();
+        options
+            .get_arguments()
+            .filter_map(clap::Arg::get_long)
+            .any(|option| word.strip_prefix("--") == Some(option))
+    };
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && own(word)
+    {
+        let tip = format!("{word} goes before the command: kubectl kni {word} ... COMMAND");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
+}
+
 /// The pod that sends, or else the one that receives; addresses where neither is named.
 fn ends(source: &str, destination: &str) -> About {
     let pod = |text: &str| text.split('@').next().and_then(|name| name.parse().ok());
@@ -122,8 +143,6 @@ fn ends(source: &str, destination: &str) -> About {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     fn about_line(line: &str) -> Result<About, String> {

@@ -62,7 +62,7 @@ async fn of_agent(client: &Client, namespace: &str, pod: &str, node: &str) -> Ve
                 .collect();
         }
         (Err(error), _) => error.to_string(),
-        (Ok(_), Err(_)) => String::from_utf8_lossy(&err).trim().to_owned(),
+        (Ok(_), Err(_)) => agent::remarks(&err),
     };
     let remedy = format!("kubectl -n {namespace} logs {pod}");
     let finding = Finding::failure(format!("pod {namespace}/{pod}"), problem, remedy);

@@ -32,7 +32,7 @@ pub(super) async fn run(
 ) -> Result<Outcome, Error> {
     let about = cli::about(words)?;
     let line = std::iter::once("kubectl kni").chain(words.iter().map(String::as_str));
-    let parsed = commands::Cli::try_parse_from(line).map_err(|error| Error::Node(error.render().to_string()))?;
+    let parsed = commands::Cli::try_parse_from(line)?;
     let commands::Command::Explain(args) = parsed.command else {
         return Err(Error::Node(format!("{} is not explain", words.join(" "))));
     };
@@ -77,7 +77,7 @@ async fn half(client: &Client, kni_namespace: &str, node: &str, args: &ExplainAr
     }
     match serde_json::from_slice::<Half>(&out) {
         Ok(half) => Ok(half.on(node)),
-        Err(_) if !err.is_empty() => Err(Error::Node(String::from_utf8_lossy(&err).trim().to_owned())),
+        Err(_) if !err.is_empty() => Err(Error::Node(agent::remarks(&err))),
         Err(error) => Err(Error::Node(format!("the answer of pod {kni_namespace}/{pod}: {error}"))),
     }
 }

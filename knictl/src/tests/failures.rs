@@ -173,3 +173,51 @@ async fn only_a_closed_pipe_is_no_failure() {
         }
     }
 }
+
+/// Runs `kubectl kni ARGS` without a cluster.
+async fn kubectl_kni(args: &[&str]) -> Ran {
+    let line = ["kubectl-kni", "--kubeconfig", "/nonexistent"];
+    let line = line.iter().chain(args).map(Into::into);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = run::run(line, &mut Terminal::new(&mut out, &mut err), pending()).await;
+    Ran {
+        code,
+        out: String::from_utf8(out).unwrap(),
+        err: String::from_utf8(err).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn kubectl_kni_prints_help_in_lines_and_needs_no_cluster() {
+    let commands = [
+        "status",
+        "doctor",
+        "networks",
+        "interfaces",
+        "drops",
+        "flows",
+        "explain",
+        "policy",
+        "services",
+        "maps",
+    ];
+    for command in commands {
+        let ran = kubectl_kni(&[command, "--help"]).await;
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{command}");
+        assert!(ran.out.contains("\n  -o, --output <FORM>"), "{command}: {}", ran.out);
+        assert!(!ran.out.contains("\\n"), "{command}: {}", ran.out);
+    }
+}
+
+#[tokio::test]
+async fn an_option_behind_a_command_is_an_error_in_lines_that_names_its_place() {
+    let ran = kubectl_kni(&["services", "--node", "n"]).await;
+    assert_eq!((ran.code, ran.out.as_str()), (2, ""));
+    assert!(
+        ran.err.starts_with("error: unexpected argument '--node' found\n"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.err.contains("--node goes before the command"), "{}", ran.err);
+    assert!(!ran.err.contains("\\n"), "{}", ran.err);
+}

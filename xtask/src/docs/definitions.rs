@@ -38,4 +38,13 @@ mod tests {
             ["cargo xtask", "kni-bench", "kni-demo", "kni-image", "kni-simulate"]
         );
     }
+    #[test]
+    fn help_texts_are_in_lines() {
+        fn check(command: &mut clap::Command) {
+            let help = command.render_long_help().to_string();
+            super::super::facts::in_lines(command.get_name(), &help).unwrap();
+            command.get_subcommands_mut().for_each(check);
+        }
+        all().iter_mut().for_each(check);
+    }
 }

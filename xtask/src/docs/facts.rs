@@ -8,7 +8,7 @@ use std::{
     process,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::{definitions, sources};
 use crate::command::output;
@@ -70,6 +70,11 @@ impl Facts {
                 let others = ask(name, path, &[])?.commands;
                 let is_new = |command: &Command| plugin.commands.iter().all(|own| own.name != command.name);
                 let others: Vec<_> = others.into_iter().filter(is_new).collect();
+                for other in others.iter().filter(|other| other.name != "help") {
+                    if ask(PLUGIN, path, std::slice::from_ref(&other.name))?.options.is_empty() {
+                        bail!("`{PLUGIN} {} --help` prints no help", other.name);
+                    }
+                }
                 plugin.commands.extend(others);
                 facts.programs.push(plugin);
             }
@@ -135,6 +140,7 @@ fn ask(name: &str, program: &Path, before: &[String]) -> Result<Command> {
     }
     // A program without options answers with an error, or waits for its input.
     let help = output(&mut command).unwrap_or_default();
+    in_lines(name, &help)?;
     let mut found = Command::parse(name, &help);
     found.full = [&[name.to_owned()], before].concat().join(" ");
     if let Some(last) = before.last() {
@@ -146,6 +152,14 @@ fn ask(name: &str, program: &Path, before: &[String]) -> Result<Command> {
         found.commands.push(ask(name, program, &path)?);
     }
     Ok(found)
+}
+
+/// Fails if the help text of `name` has the two characters of an escaped end of a line.
+pub(super) fn in_lines(name: &str, help: &str) -> Result<()> {
+    match help.lines().find(|line| line.contains("\\n")) {
+        Some(line) => bail!("the help of {name} prints a backslash and an n for the end of a line: {line}"),
+        None => Ok(()),
+    }
 }
 
 impl Command {
@@ -224,6 +238,12 @@ mod tests {
         assert_eq!(command.options, ["manifests", "output", "help"]);
         let names: Vec<_> = command.commands.iter().map(|command| command.name.as_str()).collect();
         assert_eq!(names, ["stop", "help"]);
+    }
+
+    #[test]
+    fn an_escaped_end_of_a_line_in_a_help_text_is_found() {
+        in_lines("x", "Usage: x\n\nOptions:\n").unwrap();
+        in_lines("x", "Usage: x\\n\\nOptions:\n").unwrap_err();
     }
 
     #[test]
