@@ -45,6 +45,21 @@ pub(crate) enum Command {
     Maps(OutputArgs),
 }
 
+impl Command {
+    /// Whether it prints a table that may be cut to fit a screen.
+    pub(crate) fn is_table(&self) -> bool {
+        let format = match self {
+            Self::Networks(args) | Self::Services(args) | Self::Maps(args) => args.format,
+            Self::Interfaces(args) => args.output.format,
+            Self::Policy(args) => args.output.format,
+            Self::Drops(args) if !args.follow => args.format(),
+            Self::Flows(args) if !args.follow => args.output.format,
+            Self::Status(_) | Self::Doctor(_) | Self::Explain(_) | Self::Drops(_) | Self::Flows(_) => return false,
+        };
+        format == Format::Table
+    }
+}
+
 /// How the answer is written.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputArgs {
@@ -227,7 +242,7 @@ impl fmt::Display for Target {
 pub(crate) enum Format {
     /// Aligned columns for people
     Table,
-    /// Aligned columns, with all there is to know
+    /// Aligned columns, with all there is to know; never cut at the width of the terminal
     Wide,
     /// JSON with stable field names
     Json,
@@ -273,6 +288,29 @@ mod tests {
                 parse(form).unwrap();
             }
             parse("xml").unwrap_err();
+        }
+    }
+
+    #[test]
+    fn only_tables_of_lists_may_be_cut() {
+        let is_table = |line: &str| {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            cli.command.is_table()
+        };
+        for list in ["services", "policy x/a", "drops", "flows --drops", "interfaces -n x"] {
+            assert!(is_table(&format!("knictl {list}")), "{list}");
+            assert!(!is_table(&format!("knictl {list} -o wide")), "{list}");
+            assert!(!is_table(&format!("knictl {list} -o json")), "{list}");
+        }
+        for other in [
+            "status",
+            "doctor",
+            "drops -f",
+            "flows -f",
+            "drops --json",
+            "explain x/a x/b tcp/80",
+        ] {
+            assert!(!is_table(&format!("knictl {other}")), "{other}");
         }
     }
 

@@ -31,6 +31,12 @@ use crate::terminal::Terminal;
 async fn main() -> ExitCode {
     let mut out = io::stdout().lock();
     let mut err = io::stderr().lock();
-    let mut terminal = Terminal::new(&mut out, &mut err);
+    let mut terminal = Terminal::new(&mut out, &mut err).on_screen(columns());
     ExitCode::from(run::run(env::args_os(), &mut terminal, interrupt::interrupted()).await)
+}
+
+/// The number of columns of the terminal to which standard output goes.
+fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col.into())
 }

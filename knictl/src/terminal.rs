@@ -8,12 +8,23 @@ use crate::{error::Error, escape::escaped};
 pub(crate) struct Terminal<'a> {
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
+    width: Option<usize>,
 }
 
 impl<'a> Terminal<'a> {
     /// Answers go to `out`, remarks to `err`.
     pub(crate) fn new(out: &'a mut dyn Write, err: &'a mut dyn Write) -> Self {
-        Self { out, err }
+        Self { out, err, width: None }
+    }
+
+    /// Answers are shown on a screen with this number of columns, if at all on one.
+    pub(crate) fn on_screen(self, width: Option<usize>) -> Self {
+        Self { width, ..self }
+    }
+
+    /// The number of columns of the screen; `None` where the answer goes into a pipe or a file.
+    pub(crate) fn width(&self) -> Option<usize> {
+        self.width
     }
 
     /// Writes a finished part of the answer and flushes it. The text is already escaped and contains its newlines.

@@ -48,11 +48,12 @@ impl<D: Serialize, R> List<'_, D, R> {
     /// Writes the list. An empty table has no header: a remark reports that it is empty.
     pub(crate) fn show(&self, format: Format, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
         let wide = format == Format::Wide;
+        let screen = terminal.width().filter(|_| !wide);
         match format {
             Format::Json => terminal.text(&document::json(self.document)?)?,
             Format::Yaml => terminal.text(&document::yaml(self.document)?)?,
             Format::Table | Format::Wide if self.rows.is_empty() => terminal.note(&format!("No {} found.", self.noun)),
-            Format::Table | Format::Wide => terminal.text(&table::table(self.columns, self.rows, wide))?,
+            Format::Table | Format::Wide => terminal.text(&table::table(self.columns, self.rows, wide, screen))?,
         }
         Ok(Outcome::Done)
     }

@@ -1,5 +1,6 @@
 //! Runs knictl in the pod of an agent, and forwards its output.
 
+use clap::Parser as _;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
 use kube::{Api, Client, api::AttachParams};
 use tokio::{
@@ -7,7 +8,7 @@ use tokio::{
     select,
 };
 
-use crate::{commands::Outcome, error::Error, terminal::Terminal};
+use crate::{cli::Cli, commands::Outcome, error::Error, table::cut, terminal::Terminal};
 
 /// The agent's container.
 const CONTAINER: &str = "kni-agent";
@@ -23,6 +24,10 @@ pub(super) async fn run(
 ) -> Result<Outcome, Error> {
     let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let command = std::iter::once("knictl").chain(words.iter().map(String::as_str));
+    // The program in the pod writes into a pipe, so that its tables are not cut.
+    let parsed = Cli::try_parse_from(command.clone());
+    let is_table = parsed.is_ok_and(|cli| cli.command.is_table());
+    let screen = terminal.width().filter(|_| is_table).unwrap_or(usize::MAX);
     let params = AttachParams::default().container(CONTAINER);
     let what = format!("running knictl in pod {namespace}/{pod}");
     let started = api.exec(pod, command, &params).await;
@@ -34,7 +39,7 @@ pub(super) async fn run(
     while out.is_some() || err.is_some() {
         select! {
             line = next(&mut out) => if let Some(line) = line? {
-                terminal.text(&(line + "\n"))?;
+                terminal.text(&(cut(&line, screen) + "\n"))?;
             },
             line = next(&mut err) => if let Some(line) = line? {
                 terminal.note(&line);

@@ -238,7 +238,7 @@ mod tests {
         });
         let interface: PodInterface = serde_json::from_value(object).unwrap();
         assert_eq!(
-            table(INTERFACES, &[interface], false),
+            table(INTERFACES, &[interface], false, None),
             "NAMESPACE   POD   NETWORK   IFNAME   ADDRESSES          NODE    READY\n\
              shop        web   red       eth0     10.0.0.2,fd00::2   node1   True\n"
         );

@@ -1,9 +1,15 @@
 //! Tests the output for people, character by character.
 
+use std::{ffi::OsString, future::pending};
+
 use kni_proto::runtime::GetStatusResponse;
 
 use super::{Ran, answers, knictl};
-use crate::fake::{Agent, Answers};
+use crate::{
+    fake::{Agent, Answers},
+    run,
+    terminal::Terminal,
+};
 
 fn ok(out: &str) -> Ran {
     Ran {
@@ -189,5 +195,27 @@ async fn empty_lists_have_no_table() {
             err: format!("No {noun} found.\n"),
         };
         assert_eq!(knictl(&agent, &[noun]).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn only_a_table_on_a_screen_is_cut() {
+    let agent = Agent::serve(answers::full());
+    for (args, is_cut) in [
+        (&["drops"][..], true),
+        (&["drops", "-o", "wide"], false),
+        (&["drops", "-o", "json"], false),
+    ] {
+        let mut line: Vec<OsString> = vec!["knictl".into(), "--socket".into(), agent.socket().into()];
+        line.extend(args.iter().map(OsString::from));
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut terminal = Terminal::new(&mut out, &mut err).on_screen(Some(90));
+        run::run(line, &mut terminal, pending()).await;
+        let out = String::from_utf8(out).unwrap();
+        let whole = knictl(&agent, args).await.out;
+        assert_eq!(out != whole, is_cut, "{args:?}: {out}");
+        assert_eq!(out.contains('…'), is_cut, "{args:?}: {out}");
+        let fits = out.lines().all(|line| line.chars().count() <= 90);
+        assert!(fits || !is_cut, "{args:?}: {out}");
     }
 }
