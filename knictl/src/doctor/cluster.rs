@@ -21,7 +21,11 @@ use kube::{
     core::{PartialObjectMeta, Selector, SelectorExt as _},
 };
 
-use super::{Check, Finding, admission, blocks, controller, definitions, egress, egress_pools, networks, reports};
+use super::{
+    Check, Finding, admission, blocks, controller, definitions, egress, egress_pools,
+    foreign::{self, ForeignObjects},
+    networks, reports,
+};
 
 /// The objects of a cluster.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +50,8 @@ pub(crate) struct Snapshot {
     pub(crate) egress_claims: Vec<EgressAddressClaim>,
     pub(crate) interfaces: Vec<PodInterface>,
     pub(crate) node_networks: Vec<NodeNetwork>,
+    /// Of kinds that KNI does not implement.
+    pub(crate) foreign: Vec<ForeignObjects>,
 }
 
 /// The checks of a cluster.
@@ -165,6 +171,11 @@ fn of_pods(snapshot: &Snapshot) -> Vec<Check> {
             reports::closed_namespaces(&snapshot.node_networks),
         ),
         check(
+            "foreign-objects",
+            "Every policy and gateway is of a kind that has an effect",
+            foreign::without_effect(&snapshot.foreign),
+        ),
+        check(
             "egress-addresses",
             "Egress addresses are in pools that admit their policies",
             egress::addresses(&snapshot.egress_policies, &snapshot.egress_pools, &snapshot.namespaces),
@@ -214,11 +225,7 @@ fn attachments(snapshot: &Snapshot) -> Vec<Finding> {
         let conditions = attachment.status.as_ref().map_or(&[][..], |status| &status.conditions);
         for type_ in ["Accepted", "Ready"] {
             if let Some(problem) = networks::lacking(conditions, type_) {
-                findings.push(Finding::failure(
-                    &object,
-                    problem,
-                    "remove the cause that the message names",
-                ));
+                findings.push(Finding::failure(&object, problem, describe(&object)));
             }
         }
         let Ok(selector) = Selector::try_from(attachment.spec.pod_selector.clone()) else {
@@ -253,7 +260,11 @@ fn policies(snapshot: &Snapshot) -> Vec<Finding> {
         .into_iter()
         .map(|((object, reason), nodes)| {
             let problem = format!("not enforced on {}: {reason}", nodes.join(", "));
-            Finding::failure(object, problem, "correct the policy")
+            Finding::failure(
+                object,
+                problem,
+                "correct the field that the reason names; docs/design/policy.md lists what is supported",
+            )
         })
         .collect();
     for policy in &snapshot.egress_policies {
@@ -265,15 +276,22 @@ fn policies(snapshot: &Snapshot) -> Vec<Finding> {
         let conditions = policy.status.as_ref().map_or(&[][..], |status| &status.conditions);
         for type_ in ["Accepted", "Programmed"] {
             if let Some(problem) = networks::lacking(conditions, type_) {
-                findings.push(Finding::failure(
-                    &object,
-                    problem,
-                    "remove the cause that the message names",
-                ));
+                findings.push(Finding::failure(&object, problem, describe(&object)));
             }
         }
     }
     findings
+}
+
+/// What to do about an object such as `egresspolicy shop/out` with a condition that does not hold.
+fn describe(object: &str) -> String {
+    let (kind, name) = object.split_once(' ').unwrap_or((object, ""));
+    match name.split_once('/') {
+        Some((namespace, name)) => {
+            format!("remove the cause that the message names: kubectl -n {namespace} describe {kind} {name}")
+        }
+        None => format!("remove the cause that the message names: kubectl describe {kind} {name}"),
+    }
 }
 
 fn addresses(interfaces: &[PodInterface]) -> Vec<Finding> {

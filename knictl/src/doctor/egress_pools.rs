@@ -27,7 +27,11 @@ pub(super) fn pools(pools: &[EgressAddressPool], namespaces: &[Namespace]) -> Ve
                 format!("remove the addresses of pool {older} from spec.ranges"),
             ));
         } else if let Some(problem) = lacking(conditions, "Accepted") {
-            findings.push(Finding::failure(&object, problem, "correct what the message names"));
+            findings.push(Finding::failure(
+                &object,
+                problem,
+                "correct the ranges that the message names: kubectl edit egressaddresspool",
+            ));
         }
         let access = &pool.spec.access.namespaces;
         if !namespaces.iter().any(|namespace| access.admits(namespace.labels())) {
@@ -88,7 +92,10 @@ pub(super) fn claims(claims: &[EgressAddressClaim], now: Timestamp) -> Vec<Findi
             }
             Some(_) => {
                 if let Some(problem) = lacking(conditions, "Ready") {
-                    let remedy = "remove the cause that the message names; its pods do not leave until then";
+                    let remedy = format!(
+                        "remove the cause that the message names, on node {node}: kubectl kni --node {node} status; pods do not \
+                         leave with the address until then"
+                    );
                     findings.push(Finding::failure(object, problem, remedy));
                 }
             }

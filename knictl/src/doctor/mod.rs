@@ -7,6 +7,7 @@ pub(crate) mod controller;
 mod definitions;
 mod egress;
 mod egress_pools;
+pub(crate) mod foreign;
 mod networks;
 pub(crate) mod node;
 mod reports;
@@ -138,6 +139,18 @@ impl Report {
         ));
         lines.join("\n") + "\n"
     }
+}
+
+/// Whether the remedy is more than a reference to the problem.
+#[cfg(test)]
+fn has_advice(finding: &Finding) -> bool {
+    let empty = [
+        "",
+        "remove the cause",
+        "remove the cause that the message names",
+        "see the log of the agent",
+    ];
+    finding.remedy.split(' ').count() >= 3 && !empty.contains(&finding.remedy.as_str())
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ const CONDITIONS: [(&str, &str); 4] = [
     ("Accepted", "correct the field that the message names"),
     (
         "Ready",
-        "remove the cause that the message names; pods that wait are attached then",
+        "remove the cause that the message names (kubectl describe podnetwork); pods that wait are attached then",
     ),
     ("Programmed", "see which nodes are missing: kubectl get nodenetworks"),
     ("AddressesAvailable", "add a subnet to the network, or remove pods"),

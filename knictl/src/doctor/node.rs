@@ -85,7 +85,13 @@ fn ready(status: &GetStatusResponse) -> Vec<Finding> {
             .iter()
             .map(|reason| Finding::warning(object, reason, remedy));
         let warning = status.uplink.iter().filter(|uplink| !uplink.warning.is_empty());
-        let of_uplink = warning.map(|uplink| Finding::warning("uplink", &uplink.warning, "see docs/design/egress.md"));
+        let of_uplink = warning.map(|uplink| {
+            Finding::warning(
+                "uplink",
+                &uplink.warning,
+                "do what the warning names, as in docs/design/egress.md",
+            )
+        });
         return degraded.chain(of_uplink).collect();
     }
     if status.reasons.is_empty() {
@@ -133,7 +139,7 @@ fn not_ready(networks: &[NetworkStatus]) -> Vec<Finding> {
             Finding::failure(
                 object,
                 network.reason.clone(),
-                "remove the cause; pods that wait are attached then",
+                "remove the cause that the reason names (docs/troubleshooting.md); pods that wait are attached then",
             )
         })
         .collect()
@@ -242,7 +248,11 @@ fn tunnel_title(probe: &ProbeTunnelResponse) -> String {
 /// echo requests: that shows nothing.
 fn tunnel(facts: &NodeFacts) -> Vec<Finding> {
     if let Some(problem) = &facts.tunnel_problem {
-        return vec![Finding::warning("agent", problem, "see the log of the agent")];
+        return vec![Finding::warning(
+            "agent",
+            problem,
+            "see the log of the agent: kubectl -n kni-system logs, with the name of its pod",
+        )];
     }
     let port = facts.tunnel.port;
     let nodes = facts.tunnel.nodes.iter();
@@ -265,11 +275,17 @@ fn endpoints(status: &GetStatusResponse) -> Vec<Finding> {
         return Vec::new();
     }
     let problem = format!("{used} of {capacity} endpoint numbers are in use");
-    vec![Finding::warning("agent", problem, "raise --max-endpoints")]
+    vec![Finding::warning(
+        "agent",
+        problem,
+        "raise --max-endpoints and start the agent again (docs/reference/cli.md)",
+    )]
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use kni_proto::runtime::{Map, ProbedNode, RefusedManifest};
 
     use super::*;
@@ -420,7 +436,13 @@ mod tests {
             let mut facts = healthy();
             damage(&mut facts);
             assert_eq!(found(&facts), [name]);
+            for finding in checks("node n1", &facts).iter().flat_map(|check| &check.findings) {
+                assert!(crate::doctor::has_advice(finding), "{finding:?}");
+            }
         }
+        let damaged: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
+        let all = checks("node n1", &healthy());
+        assert_eq!(damaged, all.iter().map(|check| check.name.as_str()).collect());
     }
 
     #[test]

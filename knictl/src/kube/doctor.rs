@@ -3,7 +3,11 @@
 use std::{fmt::Debug, future::pending};
 
 use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
-use kube::{Api, Client, Resource, api::ListParams, core::PartialObjectMeta};
+use kube::{
+    Api, Client, Resource,
+    api::{ApiResource, DynamicObject, ListParams},
+    core::PartialObjectMeta,
+};
 use serde::de::DeserializeOwned;
 
 use super::{agent, cli::DoctorArgs, find};
@@ -13,6 +17,7 @@ use crate::{
         Check, Finding, Report,
         cluster::{Snapshot, checks},
         controller,
+        foreign::{self, ForeignObjects},
     },
     error::Error,
     terminal::Terminal,
@@ -70,9 +75,14 @@ async fn of_agent(client: &Client, namespace: &str, pod: &str, node: &str) -> Ve
 }
 
 async fn snapshot(client: &Client, kni_namespace: &str) -> Result<Snapshot, Error> {
+    let definitions = list(client).await?;
+    let mut foreign = Vec::new();
+    for resource in foreign::served(&definitions) {
+        foreign.push(foreign_objects(client, resource).await?);
+    }
     Ok(Snapshot {
         now: Timestamp::now(),
-        definitions: list(client).await?,
+        definitions,
         admission_policies: list(client).await?,
         admission_bindings: list(client).await?,
         controller: get(client, kni_namespace, controller::NAME).await?,
@@ -88,6 +98,24 @@ async fn snapshot(client: &Client, kni_namespace: &str) -> Result<Snapshot, Erro
         egress_claims: list(client).await?,
         interfaces: list(client).await?,
         node_networks: list(client).await?,
+        foreign,
+    })
+}
+
+/// One page of the objects of a kind. Who may list ours may not be allowed to list these.
+async fn foreign_objects(client: &Client, resource: ApiResource) -> Result<ForeignObjects, Error> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let (objects, more, problem) = match api.list(&ListParams::default().limit(PAGE)).await {
+        Ok(page) => (page.items, page.metadata.remaining_item_count.unwrap_or(0), None),
+        Err(kube::Error::Api(status)) if status.is_not_found() => (Vec::new(), 0, None),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => (Vec::new(), 0, Some(status.message.clone())),
+        Err(error) => return Err(Error::of_request(format!("listing {}", resource.plural))(error)),
+    };
+    Ok(ForeignObjects {
+        resource,
+        objects,
+        more: usize::try_from(more).unwrap_or(0),
+        problem,
     })
 }
 

@@ -114,6 +114,21 @@ fn healthy() -> Snapshot {
         egress_claims: vec![claim(Some("n1"))],
         interfaces: vec![interface("web.eth0", "u1", "10.0.0.1")],
         node_networks: vec![report("n1")],
+        foreign: vec![],
+    }
+}
+
+fn foreign_object() -> ForeignObjects {
+    let policy = json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": {"name": "a"}});
+    ForeignObjects {
+        resource: serde_json::from_value(json!({
+            "group": "cilium.io", "version": "v2", "api_version": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+            "plural": "ciliumnetworkpolicies",
+        }))
+        .unwrap(),
+        objects: vec![serde_json::from_value(policy).unwrap()],
+        more: 0,
+        problem: None,
     }
 }
 
@@ -138,97 +153,129 @@ fn a_healthy_cluster_passes_everything() {
 
 type Damage = fn(&mut Snapshot);
 
-/// Each damage is found by its check, and by no other.
-fn assert_found(cases: &[(&str, Damage)]) {
+/// Each damage is found by its check, and by no other; returns what the checks found.
+fn assert_found(cases: &[(&str, Damage)]) -> Vec<Finding> {
+    let mut findings = Vec::new();
     for (name, damage) in cases {
         let mut snapshot = healthy();
         damage(&mut snapshot);
         assert_eq!(found(&snapshot), [*name]);
+        findings.extend(checks(&snapshot).into_iter().flat_map(|check| check.findings));
     }
+    findings
 }
 
 #[test]
 fn each_check_finds_its_problem_and_no_other() {
-    let cases: [(&str, Damage); 14] = [
-        ("definitions", |s| s.definitions.truncate(1)),
-        ("node-agents", |s| s.node_networks.clear()),
-        ("node-agents", |s| s.node_networks.push(report("gone"))),
-        ("node-ready", |s| {
-            s.node_networks[0].status.as_mut().unwrap().conditions.clear();
-        }),
-        ("node-ready", |s| {
-            s.node_networks[0].status.as_mut().unwrap().conditions[1].status = kni_api::ConditionStatus::True;
-        }),
-        ("agent-versions", |s| {
-            s.nodes
-                .push(serde_json::from_value(json!({"metadata": {"name": "n2"}})).unwrap());
-            let mut other = report("n2");
-            other.status.as_mut().unwrap().agent_version = "2".to_owned();
-            s.node_networks.push(other);
-        }),
-        ("default-network", |s| s.networks[0].spec.default = false),
-        ("network-conditions", |s| {
-            s.networks[0].status = None;
-            s.blocks.clear();
-        }),
-        ("namespace-selectors", |s| {
-            s.networks[0].spec.namespace_selector = serde_json::from_value(json!({"matchLabels": {"a": "b"}})).unwrap();
-        }),
-        ("attachments", |s| {
-            s.attachments[0].spec.pod_network_name = "none".to_owned();
-        }),
-        ("attachments", |s| {
-            let status = json!({"conditions": [condition("Accepted", "False")]});
-            s.attachments[0].status = serde_json::from_value(status).unwrap();
-        }),
-        ("policies", |s| {
-            let refused = json!([{"kind": "NetworkPolicy", "namespace": "shop", "name": "p", "reason": "r"}]);
-            let status = s.node_networks[0].status.as_mut().unwrap();
-            status.policies.refused = serde_json::from_value(refused).unwrap();
-        }),
-        ("interface-addresses", |s| {
-            s.interfaces.push(interface("web2.eth0", "u1", "10.0.0.1"));
-        }),
-        ("interface-pods", |s| s.interfaces[0].spec.pod_uid = "u2".to_owned()),
-    ];
-    assert_found(&cases);
-    let mut snapshot = healthy();
-    snapshot.interfaces[0].status.as_mut().unwrap().conditions[0].status = kni_api::ConditionStatus::False;
-    assert_eq!(found(&snapshot), ["interface-conditions"]);
+    assert_found(OF_OBJECTS);
+    assert_found(OF_CONTROL_PLANE);
 }
 
 #[test]
-fn checks_of_the_control_plane_find_their_problems() {
-    let cases: [(&str, Damage); 12] = [
-        ("admission-policies", |s| s.admission_policies.truncate(3)),
-        ("controller", |s| s.lease = None),
-        ("controller", |s| {
-            s.controller
-                .as_mut()
-                .unwrap()
-                .status
-                .as_mut()
-                .unwrap()
-                .available_replicas = Some(1);
-        }),
-        ("node-state", |s| put(s, condition("StateLost", "True"))),
-        ("node-addresses", |s| put(s, condition("AddressesAvailable", "False"))),
-        ("address-conflicts", |s| put(s, condition("AddressConflict", "True"))),
-        ("number-conflicts", |s| put(s, condition("NumberConflict", "True"))),
-        ("address-block-owners", |s| s.blocks[0] = block("u0")),
-        ("address-blocks", |s| {
-            s.networks[0].spec.subnets = vec!["10.9.0.0/24".to_owned()];
-        }),
-        ("policy-quota", |s| {
-            let closed = json!([{"namespace": "shop", "reason": "r"}]);
-            let status = s.node_networks[0].status.as_mut().unwrap();
-            status.policies.closed = serde_json::from_value(closed).unwrap();
-        }),
-        ("egress-pools", |s| s.egress_pools[0] = pool("None")),
-        ("egress-claims", |s| s.egress_claims[0] = claim(None)),
-    ];
-    assert_found(&cases);
+fn each_check_has_a_damage_and_a_remedy() {
+    let damaged: BTreeSet<&str> = OF_OBJECTS
+        .iter()
+        .chain(OF_CONTROL_PLANE)
+        .map(|(name, _)| *name)
+        .collect();
+    let all = checks(&healthy());
+    assert_eq!(damaged, all.iter().map(|check| check.name.as_str()).collect());
+    for finding in [assert_found(OF_OBJECTS), assert_found(OF_CONTROL_PLANE)].concat() {
+        assert!(crate::doctor::has_advice(&finding), "{finding:?}");
+    }
 }
+
+const OF_OBJECTS: &[(&str, Damage)] = &[
+    ("definitions", |s| s.definitions.truncate(1)),
+    ("node-agents", |s| s.node_networks.clear()),
+    ("node-agents", |s| s.node_networks.push(report("gone"))),
+    ("node-ready", |s| {
+        s.node_networks[0].status.as_mut().unwrap().conditions.clear();
+    }),
+    ("node-ready", |s| {
+        s.node_networks[0].status.as_mut().unwrap().conditions[1].status = kni_api::ConditionStatus::True;
+    }),
+    ("agent-versions", |s| {
+        s.nodes
+            .push(serde_json::from_value(json!({"metadata": {"name": "n2"}})).unwrap());
+        let mut other = report("n2");
+        other.status.as_mut().unwrap().agent_version = "2".to_owned();
+        s.node_networks.push(other);
+    }),
+    ("default-network", |s| s.networks[0].spec.default = false),
+    ("network-conditions", |s| {
+        s.networks[0].status = None;
+        s.blocks.clear();
+    }),
+    ("namespace-selectors", |s| {
+        s.networks[0].spec.namespace_selector = serde_json::from_value(json!({"matchLabels": {"a": "b"}})).unwrap();
+    }),
+    ("attachments", |s| {
+        s.attachments[0].spec.pod_network_name = "none".to_owned();
+    }),
+    ("attachments", |s| {
+        let status = json!({"conditions": [condition("Accepted", "False")]});
+        s.attachments[0].status = serde_json::from_value(status).unwrap();
+    }),
+    ("policies", |s| {
+        let refused = json!([{"kind": "NetworkPolicy", "namespace": "shop", "name": "p", "reason": "r"}]);
+        let status = s.node_networks[0].status.as_mut().unwrap();
+        status.policies.refused = serde_json::from_value(refused).unwrap();
+    }),
+    ("interface-addresses", |s| {
+        s.interfaces.push(interface("web2.eth0", "u1", "10.0.0.1"));
+    }),
+    ("interface-pods", |s| s.interfaces[0].spec.pod_uid = "u2".to_owned()),
+    ("interface-conditions", |s| {
+        s.interfaces[0].status.as_mut().unwrap().conditions[0].status = kni_api::ConditionStatus::False;
+    }),
+    ("policies", |s| {
+        let status = json!({"conditions": [condition("Accepted", "False")]});
+        s.egress_policies[0].status = serde_json::from_value(status).unwrap();
+    }),
+    ("egress-addresses", |s| {
+        s.egress_policies[0].spec.egress_addresses = vec!["198.51.100.1".to_owned()];
+    }),
+    ("foreign-objects", |s| s.foreign = vec![foreign_object()]),
+];
+
+const OF_CONTROL_PLANE: &[(&str, Damage)] = &[
+    ("admission-policies", |s| s.admission_policies.truncate(3)),
+    ("controller", |s| s.lease = None),
+    ("controller", |s| {
+        s.controller
+            .as_mut()
+            .unwrap()
+            .status
+            .as_mut()
+            .unwrap()
+            .available_replicas = Some(1);
+    }),
+    ("node-state", |s| put(s, condition("StateLost", "True"))),
+    ("node-addresses", |s| put(s, condition("AddressesAvailable", "False"))),
+    ("address-conflicts", |s| put(s, condition("AddressConflict", "True"))),
+    ("number-conflicts", |s| put(s, condition("NumberConflict", "True"))),
+    ("address-block-owners", |s| s.blocks[0] = block("u0")),
+    ("address-blocks", |s| {
+        s.networks[0].spec.subnets = vec!["10.9.0.0/24".to_owned()];
+    }),
+    ("policy-quota", |s| {
+        let closed = json!([{"namespace": "shop", "reason": "r"}]);
+        let status = s.node_networks[0].status.as_mut().unwrap();
+        status.policies.closed = serde_json::from_value(closed).unwrap();
+    }),
+    ("egress-pools", |s| s.egress_pools[0] = pool("None")),
+    ("egress-claims", |s| s.egress_claims[0] = claim(None)),
+    ("egress-pools", |s| {
+        let status = json!({"conditions": [condition("Accepted", "False")]});
+        s.egress_pools[0].status = serde_json::from_value(status).unwrap();
+    }),
+    ("egress-claims", |s| {
+        let status = json!({"holder": s.egress_claims[0].status.as_ref().unwrap().holder,
+                                "conditions": [condition("Ready", "False")]});
+        s.egress_claims[0].status = serde_json::from_value(status).unwrap();
+    }),
+];
 
 #[test]
 fn the_page_lists_every_check() {
