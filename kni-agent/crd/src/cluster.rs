@@ -70,16 +70,14 @@ pub fn read_pod(pod: Pod) -> PodFacts {
     let phase = status.and_then(|status| status.phase).unwrap_or_default();
     let mut annotations = metadata.annotations.unwrap_or_default();
     annotations.retain(|key, _| KEPT_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix)));
-    let containers = spec.init_containers.unwrap_or_default();
-    // Of the init containers, only those that keep running (sidecars) have reachable ports.
-    let lasting = containers
-        .into_iter()
-        .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    // Of the init containers, only those that keep running (sidecars) have reachable ports. A name means the port of
+    // the first container that has it with the protocol, and sidecars come last: so the EndpointSlice controller finds
+    // the `targetPort` of a Service.
+    let lasting = spec.init_containers.unwrap_or_default().into_iter();
+    let lasting = lasting.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.containers.into_iter().chain(lasting);
     let mut ports: Vec<ContainerPort> = Vec::new();
-    for port in lasting
-        .chain(spec.containers)
-        .flat_map(|container| container.ports.unwrap_or_default())
-    {
+    for port in containers.flat_map(|container| container.ports.unwrap_or_default()) {
         let protocol = match port.protocol.as_deref() {
             None | Some("TCP") => 6,
             Some("UDP") => 17,
@@ -89,7 +87,10 @@ pub fn read_pod(pod: Pod) -> PodFacts {
         let (Some(name), Ok(number)) = (port.name, u16::try_from(port.container_port)) else {
             continue;
         };
-        if ports.iter().all(|known| known.name != name) {
+        if !ports
+            .iter()
+            .any(|known| known.name == name && known.protocol == protocol)
+        {
             ports.push(ContainerPort {
                 name,
                 protocol,
@@ -207,6 +208,36 @@ mod tests {
             .iter()
             .map(|port| (port.name.as_str(), port.protocol))
             .collect();
-        assert_eq!(ports, [("side", 6), ("dns", 17)]);
+        assert_eq!(ports, [("dns", 17), ("side", 6)]);
+    }
+
+    #[test]
+    fn a_named_port_is_that_of_the_first_container_before_sidecars() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a"},
+            "spec": {"initContainers": [{"name": "s", "restartPolicy": "Always", "ports": [
+                    {"name": "metrics", "containerPort": 9001}, {"name": "metrics-udp", "containerPort": 9002}]}],
+                "containers": [
+                    {"name": "c", "ports": [{"name": "metrics", "containerPort": 7000}]},
+                    {"name": "d", "ports": [{"name": "metrics", "containerPort": 7001},
+                        {"name": "dns", "containerPort": 53, "protocol": "UDP"}]},
+                    {"name": "e", "ports": [{"name": "dns", "containerPort": 5353}]}]},
+        }))
+        .unwrap();
+        let ports: Vec<_> = read_pod(pod)
+            .ports
+            .into_iter()
+            .map(|port| (port.name, port.protocol, port.port))
+            .collect();
+        let expected = [
+            ("metrics", 6, 7000),
+            ("dns", 17, 53),
+            ("dns", 6, 5353),
+            ("metrics-udp", 6, 9002),
+        ];
+        assert_eq!(
+            ports,
+            expected.map(|(name, protocol, port)| (name.to_owned(), protocol, port))
+        );
     }
 }
