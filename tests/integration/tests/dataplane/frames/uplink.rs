@@ -15,7 +15,7 @@ use kni_model::{EndpointId, NetworkId};
 
 use super::{
     policy::select,
-    table::{A4, A6, DEFAULT, DEFAULT_A, FREE, OUTSIDE4, OUTSIDE6, endpoint, from},
+    table::{A4, A6, DEFAULT, DEFAULT_A, FREE, OUTSIDE4, OUTSIDE6, endpoint, from, service, virtual_like},
 };
 
 /// Addresses of the node.
@@ -182,6 +182,68 @@ fn a_reply_behind_a_change_is_evaluated_by_the_port_that_was_asked() -> Result<(
         }
         Ok(())
     })
+}
+
+/// Both translations at once: the backend for the virtual address, and the node's address and a port of its range for
+/// the pod's. The reply is translated back by both.
+#[test]
+fn a_service_leads_a_masqueraded_flow_to_a_backend_outside_and_back_in_both_families() -> Result<()> {
+    const BACK: u16 = 8080;
+    require!(root, netns, bpf, ip);
+    Lockstep::inside("services-outside", 4096, |step| {
+        masquerade(step)?;
+        for (own, (peer, node)) in [IpAddr::from(A4), A6.into()].into_iter().zip(FAMILIES) {
+            let virt = virtual_like(peer);
+            for (id, protocol) in [(1, 17), (2, 6)] {
+                step.serve((DEFAULT, virt, protocol, 80), &service(id, &[(peer, BACK)]))?;
+            }
+            let udp = |from, to| Payload::udp(from, to, b"some data");
+            let tcp = |flags| move |from, to| Payload::tcp(from, to, flags);
+            let kinds: [(&str, &dyn Fn(u16, u16) -> Payload, &dyn Fn(u16, u16) -> Payload); 2] = [
+                ("UDP", &udp, &udp),
+                ("TCP", &tcp(TcpFlags::SYN), &tcp(TcpFlags::SYN_ACK)),
+            ];
+            for (what, asks, answers) in kinds {
+                let question = from(DEFAULT_A).frame(&Ip::new(own, virt).packet(&asks(4000, 80)));
+                let mut ports = Vec::new();
+                for round in ["first", "known"] {
+                    let left = step.programs().run_as(Seen::from_pod(DEFAULT_A), &question, 0)?;
+                    let redirected = left.action == action_of(Verdict::Redirected);
+                    ensure!(redirected, "{what} of {own}, {round}: action {}", left.action);
+                    let port = source_port(&left.frame, own);
+                    ensure!(
+                        (50_000..51_000).contains(&port),
+                        "{what} of {own}, {round}: port {port}"
+                    );
+                    carries(&left.frame, (node, peer), &asks(port, BACK))
+                        .with_context(|| format!("{what} of {own}, {round}: {}", hex(&left.frame)))?;
+                    ports.push(port);
+                }
+                ensure!(ports[0] == ports[1], "{what} of {own} leaves from two ports: {ports:?}");
+                let ran = arrives(step, &Ip::new(peer, node).packet(&answers(BACK, ports[0])))?;
+                let delivered =
+                    ran.action == action_of(Verdict::Redirected) && ran.frame[..6] == endpoint(DEFAULT_A).mac;
+                ensure!(delivered, "{what}: the answer to {own}: action {}", ran.action);
+                carries(&ran.frame, (virt, own), &answers(80, 4000))
+                    .with_context(|| format!("{what}: the answer to {own}: {}", hex(&ran.frame)))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The source port of a frame with a packet of the family of `like`, without options.
+fn source_port(frame: &[u8], like: IpAddr) -> u16 {
+    let at = 14 + if like.is_ipv4() { 20 } else { 40 };
+    u16::from_be_bytes([frame[at], frame[at + 1]])
+}
+
+/// Whether the frame has exactly this packet, checksums included, whatever its hop limit.
+fn carries(frame: &[u8], (source, destination): (IpAddr, IpAddr), payload: &Payload) -> Result<()> {
+    let hops = frame[14 + if source.is_ipv4() { 8 } else { 7 }];
+    let expected = Ip::new(source, destination).hop_limit(hops).packet(payload);
+    ensure!(frame[14..] == expected, "expected {}", hex(&expected));
+    Ok(())
 }
 
 /// A flow from outside goes past the policy while nothing has changed; what is known of its peer may.
