@@ -15,6 +15,7 @@ mod uninstall;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -45,7 +46,7 @@ pub use uninstall::{rest, uninstall};
 use self::{names::Names, record_copy::KernelCopy};
 use crate::{
     allocator,
-    cli::{MetricsAddress, PathArgs, ServeArgs},
+    cli::{MetricsAddress, ServeArgs},
     footprint::Footprint,
 };
 use manifests::{MANIFEST_DEBOUNCE, desired_networks, follow_manifests, set_objects};
@@ -112,9 +113,12 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     Footprint::record(&args.paths).context("recording what was here before")?;
     // Before the node is changed: a file at a socket's path must not leave half an agent behind. Clients that connect
     // from here on wait until the agent serves.
+    let mut refused = Vec::new();
+    let mut bind = |paths: &[PathBuf]| grpc::bind(paths, &mut refused).context("making the sockets");
     let sockets = Sockets {
-        kni: grpc::bind(&args.paths.sockets).context("making the sockets")?,
-        pod_network: grpc::bind(&args.paths.pod_network_sockets).context("making the sockets")?,
+        kni: bind(&args.paths.sockets)?,
+        pod_network: bind(&args.paths.pod_network_sockets)?,
+        refused,
     };
     let options = settings::dataplane_options(&args)?;
     let (dataplane, events) = Dataplane::open(&options).context("opening the dataplane")?;
@@ -139,7 +143,7 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
         }
     }
     tasks.spawn("memory", allocator::keep_trimmed());
-    serve_clients(&args.paths, args.metrics_address, sockets, node).await
+    serve_clients(args.metrics_address, sockets, node).await
 }
 
 /// Policies and namespaces are known before the attach service adopts pods, so that adopted pods never have fewer
@@ -306,7 +310,7 @@ async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
     Ok(applied?)
 }
 
-async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Sockets, node: Node) -> Result<()> {
+async fn serve_clients(metrics: MetricsAddress, sockets: Sockets, node: Node) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let health = Health::new().await;
@@ -315,7 +319,8 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
     if let Some(address) = metrics.0 {
         tasks.spawn("metrics", metrics_page::serve(address, node.clone()));
     }
-    let serving: Vec<String> = paths.sockets.iter().map(|path| path.display().to_string()).collect();
+    let paths = sockets.kni.iter().map(|socket| socket.path().display().to_string());
+    let serving: Vec<String> = paths.collect();
     announce(&serving.join(", "))?;
     let (stop, attacher) = (node.attacher.clone(), node.attacher.clone());
     let (ended, mut first_ended) = oneshot::channel();

@@ -24,6 +24,7 @@ use super::{
     inspect::Inspect,
     policy_answer, question, runtime_answer,
     services::Services,
+    socket::BindError,
     status::{IntoStatus, one_line},
 };
 
@@ -41,15 +42,24 @@ struct Process {
     started: Instant,
     kernel_release: String,
     sockets: Vec<String>,
+    /// Why other sockets could not be made.
+    refused_sockets: Vec<String>,
 }
 
 impl<B: Backend> RuntimeService<B> {
-    /// A service whose streams end when `stopping` becomes true.
-    pub(super) fn new(node: Services<B>, sockets: &[PathBuf], stopping: watch::Receiver<bool>) -> Self {
+    /// A service whose streams end when `stopping` becomes true. It reports the paths at which it is served, and why it
+    /// is not at others.
+    pub(super) fn new(
+        node: Services<B>,
+        sockets: &[PathBuf],
+        refused: &[BindError],
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
         let process = Arc::new(Process {
             started: Instant::now(),
             kernel_release: kernel_release(),
             sockets: sockets.iter().map(|path| path.display().to_string()).collect(),
+            refused_sockets: refused.iter().map(ToString::to_string).collect(),
         });
         Self {
             node,
@@ -82,7 +92,7 @@ impl Process {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             ready: view.ready,
-            reasons: view.reasons,
+            reasons: [view.reasons, self.refused_sockets.clone()].concat(),
             kernel_release: self.kernel_release.clone(),
             hook: view.hook,
             layout_version: kni_common::layout::LAYOUT_VERSION,

@@ -14,8 +14,14 @@ use tokio::sync::watch;
 use tonic::{service::Routes, transport::Server};
 
 use super::{
-    accept, backend::Backend, health::Health, kni_service::KniService, pod_network_service::PodNetworkService,
-    runtime_service::RuntimeService, services::Services, socket::BoundSocket,
+    accept,
+    backend::Backend,
+    health::Health,
+    kni_service::KniService,
+    pod_network_service::PodNetworkService,
+    runtime_service::RuntimeService,
+    services::Services,
+    socket::{BindError, BoundSocket},
 };
 
 /// Largest request, in bytes. A pod's labels and annotations stay far below.
@@ -50,6 +56,8 @@ pub struct Sockets {
     pub kni: Vec<BoundSocket>,
     /// containerd's `PodNetworkLifecycle` and `PodNetworkManagement`.
     pub pod_network: Vec<BoundSocket>,
+    /// Why there are no other ones.
+    pub refused: Vec<BindError>,
 }
 
 /// Serves on all sockets until `shutdown` resolves. Then new connections are refused, the socket files are removed,
@@ -75,7 +83,8 @@ pub(super) async fn serve_limited<B: Backend>(
     let all = sockets.kni.iter().chain(&sockets.pod_network);
     let paths: Vec<PathBuf> = all.map(|socket| socket.path().to_owned()).collect();
     let pod_network = pod_network_routes(services.clone(), &health)?;
-    let routes = routes(services, &paths, &health, stopping.clone())?;
+    let runtime = RuntimeService::new(services.clone(), &paths, &sockets.refused, stopping.clone());
+    let routes = routes(services, runtime, &health)?;
     let told = async {
         shutdown.await;
         health.stop().await;
@@ -109,12 +118,10 @@ fn server() -> Server {
 
 fn routes<B: Backend>(
     services: Services<B>,
-    sockets: &[PathBuf],
+    runtime: RuntimeService<B>,
     health: &Health,
-    stopping: watch::Receiver<bool>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
-    let kni = KniServer::new(KniService::new(services.clone())).max_decoding_message_size(MAX_REQUEST);
-    let runtime = RuntimeService::new(services, sockets, stopping);
+    let kni = KniServer::new(KniService::new(services)).max_decoding_message_size(MAX_REQUEST);
     let runtime = RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST);
     // Older tools ask for reflection by its v1alpha name.
     Ok(Routes::new(kni)

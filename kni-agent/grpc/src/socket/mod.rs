@@ -84,13 +84,22 @@ impl Identity {
     }
 }
 
-/// Makes and binds a socket at each path, all or none. The folder of a socket is made with mode 0700 where it is
-/// missing. A path that is given twice is bound once.
-pub fn bind(paths: &[PathBuf]) -> Result<Vec<BoundSocket>, BindError> {
+/// Makes and binds a socket at each path. The first one has to succeed; the error of another is logged and added to
+/// `refused`: any user may put a file into /tmp, which must not keep the agent from serving at its own path. The folder
+/// of a socket is made with mode 0700 where it is missing. A path that is given twice is bound once.
+pub fn bind(paths: &[PathBuf], refused: &mut Vec<BindError>) -> Result<Vec<BoundSocket>, BindError> {
     let mut sockets: Vec<BoundSocket> = Vec::with_capacity(paths.len());
     for path in paths {
-        if !sockets.iter().any(|socket| socket.path() == path) {
-            sockets.push(bind_one(path)?);
+        if sockets.iter().any(|socket| socket.path() == path) {
+            continue;
+        }
+        match bind_one(path) {
+            Ok(socket) => sockets.push(socket),
+            Err(error) if sockets.is_empty() => return Err(error),
+            Err(error) => {
+                tracing::error!(%error, "the agent serves without this socket");
+                refused.push(error);
+            }
         }
     }
     Ok(sockets)

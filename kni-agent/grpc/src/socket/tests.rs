@@ -13,6 +13,10 @@ fn folder() -> TempDir {
     tempfile::Builder::new().permissions(mode).tempdir().unwrap()
 }
 
+fn bind(paths: &[PathBuf]) -> Result<Vec<BoundSocket>, BindError> {
+    super::bind(paths, &mut Vec::new())
+}
+
 /// Binds at the path and returns the refusal; an existing file must be unchanged afterwards.
 fn refused(path: &Path) -> String {
     let before = fs::symlink_metadata(path)
@@ -165,12 +169,28 @@ fn refuses_what_is_no_path_of_a_file() {
 }
 
 #[test]
-fn all_or_none() {
+fn what_is_in_the_way_of_another_socket_stops_no_first_one() {
     let folder = folder();
-    let (good, bad) = (folder.path().join("good.sock"), folder.path().join("bad.sock"));
-    fs::write(&bad, "").unwrap();
-    bind(&[good.clone(), bad]).unwrap_err();
-    assert!(!good.exists(), "the first socket is gone again");
+    let path = |name: &str| folder.path().join(name);
+    let (first, foreign, link, last) = (path("first"), path("foreign"), path("link"), path("last"));
+    dead_socket(&foreign);
+    chown(&foreign, Some(12345), Some(12345)).unwrap();
+    symlink("/nonexistent", &link).unwrap();
+    let mut refused = Vec::new();
+    let paths = [first.clone(), foreign.clone(), link.clone(), last.clone()];
+    let sockets = super::bind(&paths, &mut refused).unwrap();
+    assert_eq!(
+        sockets.iter().map(BoundSocket::path).collect::<Vec<_>>(),
+        [&first, &last]
+    );
+    let refused: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    assert_eq!(refused.len(), 2, "{refused:?}");
+    assert!(refused[0].contains("a socket of uid 12345"), "{refused:?}");
+    assert!(refused[1].contains("a symbolic link"), "{refused:?}");
+    drop(sockets);
+    assert!(foreign.exists() && link.is_symlink(), "what is another's stays");
+    super::bind(&[foreign, first.clone()], &mut Vec::new()).unwrap_err();
+    assert!(!first.exists(), "without the first socket there is none");
 }
 
 #[test]

@@ -32,13 +32,17 @@ impl Served {
         Self::with_connections(256).await
     }
 
-    /// Serves on the sockets "one" and "two".
+    /// Serves on the sockets "one" and "two"; a file is in the way of "taken".
     async fn with_connections(max: usize) -> Self {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let folder = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
+        std::fs::write(folder.path().join("taken"), "").unwrap();
+        let paths = ["one", "two", "taken"].map(|name| folder.path().join(name));
+        let mut refused = Vec::new();
         let sockets = Sockets {
-            kni: bind(&[folder.path().join("one"), folder.path().join("two")]).unwrap(),
-            pod_network: bind(&[folder.path().join("pods")]).unwrap(),
+            kni: bind(&paths, &mut refused).unwrap(),
+            pod_network: bind(&[folder.path().join("pods")], &mut refused).unwrap(),
+            refused,
         };
         let (backend, health) = (Fake::default(), Health::new().await);
         let unknown_keys = UnknownKeys::default();

@@ -34,7 +34,10 @@ async fn status() {
     );
     assert_eq!(status.layout_version, kni_common::layout::LAYOUT_VERSION);
     assert!(status.ready && status.uptime_seconds < 60);
-    assert_eq!(status.reasons, ["one manifest is refused"]);
+    let taken = format!("socket {}: a file", served.path("taken").display());
+    assert_eq!(status.reasons.len(), 2, "{:?}", status.reasons);
+    assert_eq!(status.reasons[0], "one manifest is refused");
+    assert!(status.reasons[1].starts_with(&taken), "{:?}", status.reasons);
     assert_eq!(
         (status.hook.as_str(), status.pin_path.as_str()),
         ("tcx", "/sys/fs/bpf/kni/v1")
