@@ -12,7 +12,7 @@ use std::{
 use kni_api::{NodeEndpoint, NodeEndpointSpec};
 use kni_cluster::{Key, NodeRow, Tables};
 use kni_reflectors::version_of;
-use kni_uplink::UnderlayAddress;
+use kni_uplink::{LEAST_MTU, UnderlayAddress};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -22,8 +22,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{ObjectControllers, retry::Retry};
 
-/// The least MTU of an interface that is reported: IPv6 requires it of every link.
-const LEAST_MTU: u32 = 1280;
 /// The largest IP packet.
 const LARGEST_MTU: u32 = 65_535;
 /// Interfaces and addresses change in bursts.
@@ -193,11 +191,7 @@ fn write(
     let chosen = chosen(row, addresses, tunnel.prefers_ipv4);
     // The object stays as it is: its addresses may come back.
     let Some(mtu) = chosen.iter().map(|found| found.mtu.min(LARGEST_MTU)).min() else {
-        return Err(format!(
-            "none of the InternalIPs of the node ({}) is an address of an interface that is up and has an MTU of {LEAST_MTU} \
-             or more",
-            row.addresses.join(", ")
-        ));
+        return Err(unusable(row, addresses));
     };
     let mut spec = NodeEndpointSpec {
         node_name: node.to_owned(),
@@ -212,6 +206,19 @@ fn write(
     }
     spec.epoch = next_epoch(before.map(|before| before.spec.epoch), now);
     Ok(Some(Write::Put(Box::new(NodeEndpoint::new(node, spec)))))
+}
+
+/// Why no address of the node can be reported.
+fn unusable(node: &NodeRow, addresses: &[UnderlayAddress]) -> String {
+    let internal = node.addresses.join(", ");
+    let present = |found: &&UnderlayAddress| node.addresses.contains(&found.address.to_string());
+    match addresses.iter().find(present) {
+        Some(UnderlayAddress { address, ifname, mtu }) => format!(
+            "{ifname}, the interface with the node's address {address}, has an MTU of {mtu}, below {LEAST_MTU}: other nodes \
+             cannot send to it (InternalIPs: {internal})"
+        ),
+        None => format!("none of the InternalIPs of the node ({internal}) is an address of an interface that is up"),
+    }
 }
 
 /// The first `InternalIP` of each family that an interface has, the preferred family first.
@@ -257,6 +264,7 @@ mod tests {
     fn address(text: &str, mtu: u32) -> UnderlayAddress {
         UnderlayAddress {
             address: text.parse().unwrap(),
+            ifname: "eth0".to_owned(),
             mtu,
         }
     }
@@ -350,14 +358,16 @@ mod tests {
     fn a_node_without_a_usable_address_reports_why_and_changes_nothing() {
         let mut tables = tables(&["192.0.2.9"]);
         carry_out(&mut tables, &present(), TUNNEL, 1);
-        for addresses in [
-            vec![],
-            vec![address("192.0.2.9", 1000)],
-            vec![address("192.0.2.10", 1500)],
-        ] {
+        for addresses in [vec![], vec![address("192.0.2.10", 1500)]] {
             let problem = write(&tables, "n1", &addresses, TUNNEL, 2).unwrap_err();
             assert!(problem.contains("(192.0.2.9)"), "{problem}");
         }
+        let problem = write(&tables, "n1", &[address("192.0.2.9", 1279)], TUNNEL, 2).unwrap_err();
+        assert!(
+            problem
+                .starts_with("eth0, the interface with the node's address 192.0.2.9, has an MTU of 1279, below 1280"),
+            "{problem}"
+        );
         let large = [address("192.0.2.9", 65_536)];
         assert_eq!(carry_out(&mut tables, &large, TUNNEL, 2).0.mtu, 65_535);
     }

@@ -51,7 +51,7 @@ impl Uplink {
     /// Applies the whole desired state. The rows of the pods are written last when egress is enabled, and removed first
     /// when it is disabled. An address that cannot be added affects only the pods that use it.
     pub(super) fn carry_out(&self, state: &mut State, node: NodeNetwork) -> Result<(), UplinkError> {
-        if (&node.uplink, &node.not_ethernet) != (&state.node.uplink, &state.node.not_ethernet) {
+        if (&node.uplink, &node.unusable) != (&state.node.uplink, &state.node.unusable) {
             log_uplink(&node);
         }
         self.dataplane.set_node_routes(node.routes())?;
@@ -84,8 +84,8 @@ impl Uplink {
         state.rights_version.1 = version;
         self.applied.send_replace(version);
         first_failure(&missing)?;
-        match state.node.not_ethernet.clone() {
-            Some(ifname) if Self::needs_programs(state) => Err(UplinkError::NotEthernet(ifname)),
+        match state.node.unusable.clone() {
+            Some(unusable) if Self::needs_programs(state) => Err(unusable.into()),
             _ => Ok(()),
         }
     }

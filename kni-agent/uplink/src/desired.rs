@@ -245,7 +245,7 @@ mod tests {
 
     fn node() -> NodeNetwork {
         NodeNetwork {
-            not_ethernet: None,
+            unusable: None,
             uplink: Some(UplinkLink {
                 ifname: "eth0".to_owned(),
                 ifindex: 2,

@@ -29,7 +29,7 @@ use std::{
 };
 
 pub use cleanup::cleanup;
-pub use error::UplinkError;
+pub use error::{LEAST_MTU, UnusableUplink, UplinkError};
 use ipnet::IpNet;
 use kni_dataplane::{Dataplane, XdpChoice};
 use kni_enforcement::Enforcer;
@@ -360,8 +360,8 @@ fn has_host_port(mappings: &[PortMapping]) -> bool {
 fn log_uplink(node: &NodeNetwork) {
     if let Some(uplink) = &node.uplink {
         tracing::info!(ifname = %uplink.ifname, ipv4 = ?uplink.ipv4, ipv6 = ?uplink.ipv6, "the uplink of the node");
-    } else if let Some(ifname) = &node.not_ethernet {
-        tracing::warn!(%ifname, "the node has no uplink: the interface towards the outside has no Ethernet headers");
+    } else if let Some(unusable) = &node.unusable {
+        tracing::warn!(%unusable, "the node has no uplink");
     } else {
         tracing::info!("the node has no uplink");
     }

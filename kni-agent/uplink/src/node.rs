@@ -11,6 +11,8 @@ use kni_dataplane::NodeRoutes;
 use kni_netlink as netlink;
 use kni_netlink::{DefaultRoute, Link, LinkAddress, Netlink, own::is_our_link};
 
+use super::error::{LEAST_MTU, UnusableUplink};
+
 /// The uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct UplinkLink {
@@ -25,8 +27,8 @@ pub(super) struct UplinkLink {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeNetwork {
     pub(super) uplink: Option<UplinkLink>,
-    /// Name of the interface that would be the uplink if its packets had Ethernet headers.
-    pub(super) not_ethernet: Option<String>,
+    /// Why the interface towards the outside is not the uplink.
+    pub(super) unusable: Option<UnusableUplink>,
     /// Addresses of all interfaces except those of pods.
     pub(super) addresses: Vec<LinkAddress>,
 }
@@ -47,15 +49,11 @@ pub(super) async fn read(
         },
     };
     let link = link.filter(is_uplink_candidate);
-    let (link, not_ethernet) = match link {
-        // The programs read Ethernet headers.
-        Some(link) if !link.ethernet => (None, Some(link.name)),
-        other => (other, None),
-    };
-    let Some(link) = link else {
+    let unusable = link.as_ref().and_then(unusable);
+    let Some(link) = link.filter(|_| unusable.is_none()) else {
         return Ok(NodeNetwork {
             uplink: None,
-            not_ethernet,
+            unusable,
             addresses,
         });
     };
@@ -76,7 +74,7 @@ pub(super) async fn read(
     };
     Ok(NodeNetwork {
         uplink: Some(uplink),
-        not_ethernet: None,
+        unusable: None,
         addresses,
     })
 }
@@ -91,6 +89,17 @@ pub(super) async fn read_addresses(netlink: &Netlink) -> netlink::Result<Vec<Lin
 /// Whether an interface can be the uplink: the interface of a pod never is, even if configured or used by a route.
 fn is_uplink_candidate(link: &Link) -> bool {
     link.up && link.ifindex < IFINDEX_BASE && !is_our_link(&link.name, link.alias.as_deref())
+}
+
+/// Why the interface cannot be the uplink.
+fn unusable(link: &Link) -> Option<UnusableUplink> {
+    if !link.ethernet {
+        return Some(UnusableUplink::NotEthernet(link.name.clone()));
+    }
+    (link.mtu < LEAST_MTU).then(|| UnusableUplink::SmallMtu {
+        ifname: link.name.clone(),
+        mtu: link.mtu,
+    })
 }
 
 /// IPv4 first: the default routes of both families almost always use the same interface.
@@ -228,6 +237,24 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_of_a_small_mtu_is_refused_by_its_name() {
+        let link = |ethernet, mtu| Link {
+            name: "eth0".to_owned(),
+            ethernet,
+            mtu,
+            ..Link::default()
+        };
+        assert_eq!(unusable(&link(true, 1280)), None);
+        let problem = unusable(&link(true, 1279)).unwrap().to_string();
+        assert!(
+            problem.starts_with("eth0 cannot be the uplink: its MTU of 1279 is below 1280;"),
+            "{problem}"
+        );
+        let problem = unusable(&link(false, 1279)).unwrap();
+        assert_eq!(problem, UnusableUplink::NotEthernet("eth0".to_owned()));
+    }
+
+    #[test]
     fn a_source_is_an_address_of_the_node_that_may_be_used() {
         let mut addresses = vec![
             address(2, "fe80::1/64"),
@@ -262,7 +289,7 @@ mod tests {
     #[test]
     fn the_uplinks_own_subnet_is_outside() {
         let node = NodeNetwork {
-            not_ethernet: None,
+            unusable: None,
             uplink: Some(UplinkLink {
                 ifname: "eth0".to_owned(),
                 ifindex: 2,

@@ -12,8 +12,9 @@ use super::{Uplink, UplinkError, lock, node};
 pub struct UnderlayAddress {
     /// The address.
     pub address: IpAddr,
-    /// MTU of the interface that has it, in bytes of IP packet. For an address of the loopback interface, that of the
-    /// uplink, through which its packets pass.
+    /// The interface that has it. For an address of the loopback interface the uplink, through which its packets pass.
+    pub ifname: String,
+    /// MTU of that interface, in bytes of IP packet.
     pub mtu: u32,
 }
 
@@ -43,6 +44,7 @@ fn underlay_addresses(addresses: &[LinkAddress], links: &[Link], uplink: Option<
             let carrier = if link.name == "lo" { links.get(&uplink?)? } else { link };
             Some(UnderlayAddress {
                 address: found.address,
+                ifname: carrier.name.clone(),
                 mtu: carrier.mtu,
             })
         })
