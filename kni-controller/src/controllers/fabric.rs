@@ -4,6 +4,7 @@
 //! another but for the time that the status takes to reach them. A change of the spec takes effect with the write of
 //! the status.
 
+use ipnet::IpNet;
 use kni_api::Fabric;
 use kni_crd::PodNetwork;
 
@@ -23,6 +24,17 @@ pub(super) fn fabric(object: &PodNetwork) -> Fabric {
 fn has_fabric(object: &PodNetwork) -> bool {
     let provider = object.spec.provider.as_ref();
     provider.is_none_or(|provider| provider.kind == kni_api::provider::ProviderType::Ebpf)
+}
+
+/// The subnets of a network whose addresses nodes use beside their own: the default network, and those without a
+/// tunnel. Others may have the same addresses as the nodes.
+pub(super) fn shared_subnets(network: &PodNetwork) -> Option<Vec<IpNet>> {
+    let status = network.status.as_ref();
+    let native = [network.spec.fabric, status.and_then(|status| status.fabric)].contains(&Some(Fabric::Native));
+    (network.spec.default || native).then(|| {
+        let subnets = network.spec.subnets.iter();
+        subnets.filter_map(|subnet| subnet.parse().ok()).collect()
+    })
 }
 
 #[cfg(test)]

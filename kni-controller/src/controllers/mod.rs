@@ -4,6 +4,7 @@
 //! One that does not fit is an `async fn` of its own that takes a [`Context`]; it runs until the term ends and its task
 //! is dropped at any await.
 
+mod address_space;
 mod attachments;
 mod block_excess;
 mod egress_claims;

@@ -13,6 +13,7 @@ use kube::{
 use tokio::time::Instant;
 
 use super::{
+    address_space::AddressSpace,
     block_excess::BlockExcess,
     figures::Paced,
     network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess},
@@ -24,6 +25,7 @@ use crate::events::{failed, turned_true};
 /// The controller.
 #[derive(Debug, Default)]
 pub(super) struct NetworkStatus {
+    address_space: AddressSpace,
     excess: BlockExcess,
     figures: Paced<Figures>,
 }
@@ -64,6 +66,7 @@ impl Reconciler for NetworkStatus {
             tables.nodes.version(),
             tables.namespaces.version(),
             tables.numbers.version(),
+            tables.service_addresses.version(),
         ]
         .into_iter()
         .sum()
@@ -74,6 +77,7 @@ impl Reconciler for NetworkStatus {
         let numbers = Numbers::of(tables);
         let now = Instant::now();
         self.figures.retain(&tables.networks);
+        self.address_space.update(tables);
         let excess = self.excess.update(tables, networks, now).clone();
         let mut writes = Vec::new();
         for (key, object) in tables.networks.rows() {
@@ -81,6 +85,7 @@ impl Reconciler for NetworkStatus {
             let number = number(&numbers, object);
             let mut status = network_status(&overview, refused, number, object);
             note_excess(&mut status, object, excess.get(&key.name));
+            self.address_space.note(&mut status, object);
             // What the object has is noted in every round.
             let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;
             let status = (!object.status.as_ref().is_some_and(waits)).then_some(status);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kni_api::{Condition, ConditionStatus, PodNetwork};
+use kni_api::{Condition, ConditionStatus, Fabric, PodNetwork};
 use kube::{
     ResourceExt,
     core::{Selector, SelectorExt as _},
@@ -55,6 +55,15 @@ pub(super) fn conditions(networks: &[PodNetwork]) -> Vec<Finding> {
             if let Some(problem) = lacking(&status.conditions, type_) {
                 findings.push(Finding::failure(&object, problem, remedy));
             }
+        }
+        if let Some(problem) = lacking(&status.conditions, "AddressSpaceFree") {
+            let native = [network.spec.fabric, status.fabric].contains(&Some(Fabric::Native));
+            let remedy = "make another network whose subnets nothing else uses, and move the pods there";
+            findings.push(if native || network.spec.default {
+                Finding::failure(&object, problem, remedy)
+            } else {
+                Finding::warning(&object, problem, remedy)
+            });
         }
         let exceeded = status
             .conditions
@@ -132,6 +141,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::doctor::Severity;
 
     #[expect(clippy::needless_pass_by_value, reason = "the callers write the values in place")]
     fn network(name: &str, spec: Value, status: Value) -> PodNetwork {
@@ -172,6 +182,14 @@ mod tests {
         let exceeded = json!({"conditions": [condition("BlocksExceeded", "True")]});
         let findings = conditions(&[network("a", json!({}), exceeded)]);
         assert_eq!(findings[0].problem, "BlocksExceeded is True (Because): of this");
+        let met = json!({"conditions": [condition("AddressSpaceFree", "False")]});
+        for (spec, severity) in [
+            (json!({"default": true}), Severity::Failure),
+            (json!({"fabric": "Native"}), Severity::Failure),
+            (json!({}), Severity::Warning),
+        ] {
+            assert_eq!(conditions(&[network("a", spec, met.clone())])[0].severity, severity);
+        }
         let bad = json!({"conditions": [condition("Accepted", "True"), condition("Ready", "Unknown")]});
         let findings = conditions(&[network("a", json!({}), bad)]);
         assert_eq!(findings.len(), 1);

@@ -7,9 +7,10 @@ use std::{
 };
 
 use ipnet::IpNet;
-use kni_api::Fabric;
 use kni_cluster::{Key, Tables};
-use kni_crd::{PodNetwork, ServiceAddresses};
+use kni_crd::ServiceAddresses;
+
+use super::super::fabric::shared_subnets;
 
 /// Namespace and name of the Service of the API server.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
@@ -177,15 +178,4 @@ fn api_server(tables: &Tables) -> BTreeSet<IpAddr> {
         .flat_map(|slice| &slice.endpoints)
         .flat_map(|endpoint| endpoint.addresses.iter().copied())
         .collect()
-}
-
-/// The subnets of a network whose addresses nodes use beside their own: the default network, and those without a
-/// tunnel. Others may have the same addresses as the nodes.
-fn shared_subnets(network: &PodNetwork) -> Option<Vec<IpNet>> {
-    let status = network.status.as_ref();
-    let native = [network.spec.fabric, status.and_then(|status| status.fabric)].contains(&Some(Fabric::Native));
-    (network.spec.default || native).then(|| {
-        let subnets = network.spec.subnets.iter();
-        subnets.filter_map(|subnet| subnet.parse().ok()).collect()
-    })
 }
