@@ -69,7 +69,7 @@ pub const NO_NETWORK: &str = "none";
 pub const IN_USE_FINALIZER: &str = "kni.dev/in-use";
 /// Finalizer that keeps an `AddressBlock` while its node may have assigned addresses of it.
 pub const LEASES_FINALIZER: &str = "kni.dev/leases";
-/// Taint of a node whose addresses of a primary network are used up; effect `NoSchedule`.
+/// Taint of a node whose addresses of the default network are used up; effect `NoSchedule`.
 pub const EXHAUSTED_TAINT: &str = "kni.dev/addresses-exhausted";
 /// Label of objects that an agent writes: the node they are about.
 pub const NODE_LABEL: &str = "kni.dev/node";

@@ -129,12 +129,6 @@ impl Networks {
         found.map(|(name, _)| name)
     }
 
-    /// Whether pods get their primary interface in the network by default.
-    pub fn is_primary(&self, name: &NetworkName) -> bool {
-        self.selecting.iter().any(|(selecting, _)| selecting == name)
-            || self.spec(name).is_some_and(|spec| spec.default)
-    }
-
     /// One network.
     pub fn spec(&self, name: &NetworkName) -> Option<&NetworkSpec> {
         let mut specs = self.desired.networks.iter().map(|(spec, _)| spec);

@@ -1,9 +1,11 @@
-//! Sets the taint of nodes whose addresses of a primary network are used up, as their agents report it.
+//! Sets the taint of nodes whose addresses of the default network are used up, as their agents report it.
+//!
+//! A taint keeps away all pods but those that tolerate it, whatever their network. So a network that pods of chosen
+//! namespaces join gives none: a tenant could close nodes for others.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kni_api::EXHAUSTED_TAINT;
 use kni_cluster::{Key, Networks, NodeRow, Tables};
-use kni_model::NetworkName;
 use kni_reflectors::node_row;
 use kube::{
     Api,
@@ -25,12 +27,13 @@ impl Reconciler for Taints {
     }
 
     fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Option<String>)> {
+        let default = networks.default_network();
         let mut writes = Vec::new();
         for (key, node) in tables.nodes.rows() {
             let report = tables.node_networks.rows().get(key);
             let status = report.and_then(|report| report.status.as_ref());
             let mut entries = status.iter().flat_map(|status| &status.networks);
-            let full = entries.find(|entry| entry.exhausted && is_primary(networks, &entry.name));
+            let full = entries.find(|entry| entry.exhausted && default.is_some_and(|name| name.as_str() == entry.name));
             let full = full.map(|entry| entry.name.clone());
             if with_taint(node, full.as_deref()).is_some() {
                 writes.push((key.clone(), full));
@@ -58,11 +61,6 @@ impl Reconciler for Taints {
     }
 }
 
-fn is_primary(networks: &Networks, name: &str) -> bool {
-    let name: Result<NetworkName, _> = name.parse();
-    name.is_ok_and(|name| networks.is_primary(&name))
-}
-
 /// The desired taints of the node; `None` if they are up to date.
 fn with_taint(node: &NodeRow, network: Option<&str>) -> Option<Vec<Taint>> {
     let is_ours = |taint: &&Taint| taint.key == EXHAUSTED_TAINT;
@@ -82,6 +80,11 @@ fn with_taint(node: &NodeRow, network: Option<&str>) -> Option<Vec<Taint>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use kni_cluster::HeldBlocks;
+    use serde_json::json;
+
     use super::*;
 
     fn taint(key: &str) -> Taint {
@@ -108,5 +111,40 @@ mod tests {
         node.taints = tainted;
         assert_eq!(with_taint(&node, Some("red")), None);
         assert_eq!(with_taint(&node, None), Some(vec![taint("other")]));
+    }
+
+    /// The planned taints of node n1, which has no address left in the network `full`.
+    fn planned(full: &str) -> Vec<Option<String>> {
+        let mut tables = Tables::default();
+        let selector = json!({ "matchLabels": { "tenant": "red" } });
+        for (name, more) in [("main", json!(true)), ("red", json!(false))] {
+            let object = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": name },
+                "spec": { "subnets": ["10.0.0.0/16"], "default": more, "namespaceSelector":
+                    (name == "red").then_some(&selector) },
+            });
+            let object = serde_json::from_value(object).unwrap();
+            tables.networks.put(Key::new("", name), Some(Arc::new(object)));
+        }
+        let report = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "NodeNetwork", "metadata": { "name": "n1" }, "spec": {},
+            "status": { "networks": [{ "name": full, "exhausted": true }] },
+        });
+        let report = serde_json::from_value(report).unwrap();
+        tables.node_networks.put(Key::new("", "n1"), Some(Arc::new(report)));
+        tables.nodes.put(Key::new("", "n1"), Some(NodeRow::default()));
+        let networks = Networks::of(&tables, &HeldBlocks::new());
+        let writes = Taints.plan(&tables, &networks);
+        writes.into_iter().map(|(_, write)| write).collect()
+    }
+
+    #[test]
+    fn a_full_default_network_taints_the_node() {
+        assert_eq!(planned("main"), [Some("main".to_owned())]);
+    }
+
+    #[test]
+    fn a_full_network_of_namespaces_taints_no_node() {
+        assert_eq!(planned("red"), []);
     }
 }

@@ -135,7 +135,8 @@ fn agent_options(name: &str, options: MemberOptions) -> AgentOptions {
     }
 }
 
-/// Writes the node's object, as its kubelet would.
+/// Writes the node's object, as its kubelet would, and removes the taint of a node that is not ready, as
+/// kube-controller-manager would.
 async fn register(client: &Client, name: &str, addresses: [&str; 2]) -> Result<()> {
     let nodes: Api<NodeObject> = Api::all(client.clone());
     let params = PatchParams::apply("kubelet").force();
@@ -151,7 +152,10 @@ async fn register(client: &Client, name: &str, addresses: [&str; 2]) -> Result<(
     // No server-side apply, which treats two addresses of one type as duplicates.
     let status = Patch::Merge(status(addresses));
     let patched = nodes.patch_status(name, &PatchParams::default(), &status).await;
-    patched.with_context(|| format!("status of node {name}")).map(drop)
+    patched.with_context(|| format!("status of node {name}"))?;
+    let ready = Patch::Merge(json!({ "spec": { "taints": null } }));
+    let patched = nodes.patch(name, &PatchParams::default(), &ready).await;
+    patched.with_context(|| format!("taints of node {name}")).map(drop)
 }
 
 fn status(addresses: [&str; 2]) -> Value {

@@ -1,9 +1,12 @@
-//! Tests a node that runs out of something: addresses, with its report to the scheduler, and rows of policies.
+//! Tests a node that runs out of something: addresses of a tenant's network, and rows of policies.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::{
+    core::v1::{Node, Pod},
+    events::v1::Event,
+};
 use kni_integration::{
     Cluster,
     cluster::{PATIENCE, objects},
@@ -11,8 +14,9 @@ use kni_integration::{
     traffic::Stream,
     wait,
 };
+use kni_local_node::Part;
 use kni_proto::kni::QueryNodeNetworksRequest;
-use kube::Api;
+use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -23,6 +27,8 @@ use super::scene::{
 
 /// How long an address is not free after its pod has gone.
 const REST: Duration = Duration::from_secs(10);
+/// How long the scheduler may take for a pod.
+const SCHEDULED: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(
@@ -31,7 +37,8 @@ const REST: Duration = Duration::from_secs(10);
 )]
 async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     require!(root, netns, bpf, machine);
-    let cluster = Cluster::start("cluster-exhaustion", 1).await?;
+    let mut cluster = Cluster::start("cluster-exhaustion", 1).await?;
+    cluster.control.local().start(Part::Scheduler)?;
     tenants(&cluster).await?;
     let more = json!({
         "namespaceSelector": { "matchLabels": { "tenant": "small" } },
@@ -58,7 +65,8 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
         Ok(resource(&cluster).await? == Some(capacity.to_string()))
     })
     .await?;
-    ensure!(taint(&cluster).await?.is_none(), "there are addresses");
+    // It also waits until the scheduler works.
+    run_scheduled(&cluster, "plain", "before").await?;
     let readiness = readiness(&cluster).await?;
 
     let _server = serve(&first[1])?;
@@ -68,59 +76,59 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
         .collect();
     cluster.run(&fill).await?;
     let start = Instant::now();
-    wait::until("the node has the taint", PATIENCE, async || {
-        Ok(taint(&cluster).await?.is_some())
-    })
-    .await?;
-    let tainted = start.elapsed();
     let told = wait_for_condition(&cluster, "small", "AddressesAvailable", false).await?;
     let conditioned = start.elapsed();
-    println!("the last address was gone; taint after {tainted:?}, condition after {conditioned:?}");
+    println!("the last address was gone; condition after {conditioned:?}");
     let limit = prompt(&cluster).await?;
-    ensure!(
-        tainted < limit && conditioned < limit,
-        "taint {tainted:?}, condition {conditioned:?}, limit {limit:?}"
-    );
+    ensure!(conditioned < limit, "condition {conditioned:?}, limit {limit:?}");
     ensure!(told.contains("node1"), "{told:?}");
-    ensure!(taint(&cluster).await? == Some("NoSchedule".into()));
+    wait::until("an event of the network names the node", PATIENCE, async || {
+        let events: Api<Event> = Api::all(cluster.client.clone());
+        let events = events.list(&ListParams::default()).await?.items;
+        let mut events = events
+            .iter()
+            .filter(|event| event.reason.as_deref() == Some("AddressesExhausted"));
+        Ok(events.any(|event| event.note.as_deref().is_some_and(|note| note.contains("node1"))))
+    })
+    .await?;
     let now = self::readiness(&cluster).await?;
     ensure!(
         now == readiness,
         "readiness is not lowered; it was\n{readiness}\nand is\n{now}"
     );
 
-    // Another pod is refused, with a reason.
-    cluster.create_pods(&[objects::pod("small", "late", "node1")]).await?;
-    wait::until("the attach is refused", PATIENCE, async || {
-        let refusals = cluster.nodes[0].kubelet.refusals();
-        let late = refusals.iter().filter(|refusal| refusal.pod == "small/late");
-        Ok(late.clone().any(|refusal| refusal.code == Code::ResourceExhausted))
-    })
-    .await
-    .with_context(|| cluster.refusals())?;
-    // Pods of other networks still start.
-    cluster.run(&[objects::pod("plain", "other", "node1")]).await?;
+    // Another pod of the tenant is refused, with a reason.
+    cluster
+        .create_pods(&[scheduled("small", "late"), objects::pod("small", "later", "node1")])
+        .await?;
+    for pod in ["small/late", "small/later"] {
+        wait::until(&format!("the attach of {pod} is refused"), PATIENCE, async || {
+            let refusals = cluster.nodes[0].kubelet.refusals();
+            let mut refusals = refusals.iter().filter(|refusal| refusal.pod == pod);
+            Ok(refusals.any(|refusal| refusal.code == Code::ResourceExhausted))
+        })
+        .await
+        .with_context(|| cluster.refusals())?;
+    }
+    // Pods of others are scheduled, and start.
+    let assigned = run_scheduled(&cluster, "plain", "other").await?;
+    println!("a pod of another namespace was assigned after {assigned:?}");
+    let limit = SCHEDULED + prompt(&cluster).await?;
+    ensure!(assigned < limit, "assigned after {assigned:?}, limit {limit:?}");
     ensure!(interface_names(&first[0])? == ["eth0"], "running pods are as they were");
 
-    // One address is released, and the waiting pod gets it after its rest; the release of a second one ends the
+    // Addresses are released, and the waiting pods get them after their rest; the release of further ones ends the
     // shortage.
-    cluster.remove("small", &["fill-2"]).await?;
+    cluster.remove("small", &["fill-2", "fill-3"]).await?;
     cluster.running("small", "late").await?;
-    cluster.remove("small", &["fill-3", "fill-4"]).await?;
+    cluster.running("small", "later").await?;
+    cluster.remove("small", &["fill-4", "fill-5"]).await?;
     let start = Instant::now();
-    wait::until("the node has no taint", PATIENCE, async || {
-        Ok(taint(&cluster).await?.is_none())
-    })
-    .await?;
-    let free = start.elapsed();
     wait_for_condition(&cluster, "small", "AddressesAvailable", true).await?;
     let conditioned = start.elapsed();
-    println!("addresses came back; taint gone after {free:?}, condition after {conditioned:?}");
+    println!("addresses came back; condition after {conditioned:?}");
     let limit = REST + prompt(&cluster).await?;
-    ensure!(
-        free < limit && conditioned < limit,
-        "taint {free:?}, condition {conditioned:?}, limit {limit:?}"
-    );
+    ensure!(conditioned < limit, "condition {conditioned:?}, limit {limit:?}");
     stream.stop().assert_whole(&identity(&first[1]));
     wait_for_truth(&cluster).await?;
 
@@ -143,15 +151,32 @@ async fn node(cluster: &Cluster) -> Result<Node> {
     Ok(api.get("node1").await?)
 }
 
-/// The effect of the taint.
-async fn taint(cluster: &Cluster) -> Result<Option<String>> {
-    let taints = node(cluster)
-        .await?
-        .spec
-        .and_then(|spec| spec.taints)
-        .unwrap_or_default();
-    let found = taints.into_iter().find(|taint| taint.key == kni_api::EXHAUSTED_TAINT);
-    Ok(found.map(|taint| taint.effect))
+/// A pod that the scheduler assigns to a node, and that tolerates no taint.
+fn scheduled(namespace: &str, name: &str) -> Value {
+    let mut pod = objects::pod(namespace, name, "");
+    if let Some(spec) = pod["spec"].as_object_mut() {
+        spec.remove("nodeName");
+        spec.remove("tolerations");
+    }
+    pod
+}
+
+/// Runs such a pod on a node that must have no taint; returns the time until it had the node.
+async fn run_scheduled(cluster: &Cluster, namespace: &str, name: &str) -> Result<Duration> {
+    cluster.create_pods(&[scheduled(namespace, name)]).await?;
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    let start = Instant::now();
+    wait::until(&format!("pod {namespace}/{name} has a node"), PATIENCE, async || {
+        let assigned = api.get(name).await?.spec.and_then(|spec| spec.node_name);
+        Ok(assigned.is_some())
+    })
+    .await
+    .with_context(|| cluster.control.kubectl(&["describe", "nodes"]).unwrap_or_default())?;
+    let assigned = start.elapsed();
+    cluster.running(namespace, name).await?;
+    let taints = node(cluster).await?.spec.and_then(|spec| spec.taints);
+    ensure!(taints.clone().unwrap_or_default().is_empty(), "{taints:?}");
+    Ok(assigned)
 }
 
 async fn resource(cluster: &Cluster) -> Result<Option<String>> {
