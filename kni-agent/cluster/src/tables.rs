@@ -1,6 +1,6 @@
 //! Holds the cached objects by kind.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
 use kni_api::{
@@ -8,8 +8,7 @@ use kni_api::{
     NodeEndpoint,
 };
 use kni_crd::{
-    AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork,
-    PodNetworkAttachment, ServiceAddresses,
+    AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
 };
 use kni_model::{
     NetworkName,
@@ -110,8 +109,9 @@ pub struct Tables {
     pub other_blocks: Table<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.
     pub numbers: Table<Arc<NetworkNumber>>,
-    /// Addresses of Services, also of those that KNI does not serve or understand; only kni-controller follows them.
-    pub service_addresses: Table<ServiceAddresses>,
+    /// Virtual addresses of Services, also of those that KNI does not serve or understand; only kni-controller follows
+    /// them.
+    pub service_addresses: Table<Vec<IpAddr>>,
     /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.

@@ -37,5 +37,5 @@ pub use kni_api::{
 pub use multi_network_policy::{v1beta1, v1beta2};
 pub use namespace::read_namespace;
 pub use service::read_service;
-pub use service_addresses::{ServiceAddresses, read_service_addresses};
+pub use service_addresses::read_service_addresses;
 pub use validate::InvalidNetwork;

@@ -8,7 +8,6 @@ use std::{
 
 use ipnet::IpNet;
 use kni_cluster::{Key, Tables};
-use kni_crd::ServiceAddresses;
 
 use super::super::fabric::shared_subnets;
 
@@ -18,7 +17,7 @@ const API_SERVER: (&str, &str) = ("default", "kubernetes");
 /// The reserved addresses as of the last call of [`Self::follow`].
 #[derive(Debug, Default)]
 pub(super) struct Reserved {
-    services: BTreeMap<Key, ServiceAddresses>,
+    services: BTreeMap<Key, Vec<IpAddr>>,
     /// The Services of an address.
     of_services: BTreeMap<IpAddr, BTreeSet<Key>>,
     api_server: BTreeSet<IpAddr>,
@@ -120,7 +119,7 @@ impl Reserved {
             self.services.extend(before.map(|before| (key.clone(), before)));
             return BTreeSet::new();
         }
-        let mut changed: BTreeSet<IpAddr> = before.iter().flat_map(all).collect();
+        let mut changed: BTreeSet<IpAddr> = before.iter().flatten().copied().collect();
         for address in &changed {
             if let Some(services) = self.of_services.get_mut(address) {
                 services.remove(key);
@@ -130,9 +129,9 @@ impl Reserved {
             }
         }
         if let Some(now) = now {
-            for address in all(now) {
-                self.of_services.entry(address).or_default().insert(key.clone());
-                changed.insert(address);
+            for address in now {
+                self.of_services.entry(*address).or_default().insert(key.clone());
+                changed.insert(*address);
             }
             self.services.insert(key.clone(), now.clone());
         }
@@ -141,18 +140,16 @@ impl Reserved {
 
     /// Why a node may not have an address. `control_plane`: whether the node is part of the control plane. `confirmed`:
     /// whether it has the address already. Then only what the API server alone decides counts: an account that may
-    /// write Services or networks could take nodes off the fabric otherwise.
+    /// write networks could take nodes off the fabric otherwise. External addresses of Services and those of load
+    /// balancers never count: tenants choose them, and some load balancers have the addresses of all nodes.
     pub(super) fn reason(&self, address: IpAddr, control_plane: bool, confirmed: bool) -> Option<String> {
         if self.api_server.contains(&address) && !control_plane {
             return Some(format!(
                 "{address} is an address of the API server, and the node is not labelled as part of the control plane"
             ));
         }
-        for key in self.of_services.get(&address).into_iter().flatten() {
-            let internal = self.services.get(key).is_some_and(|of| of.internal.contains(&address));
-            if internal || !confirmed {
-                return Some(format!("{address} is the address of Service {key}"));
-            }
+        if let Some(key) = self.of_services.get(&address).and_then(BTreeSet::first) {
+            return Some(format!("{address} is the address of Service {key}"));
         }
         if confirmed {
             return None;
@@ -162,10 +159,6 @@ impl Reserved {
             Some(format!("{address} is inside {subnet} of PodNetwork {name}"))
         })
     }
-}
-
-fn all(addresses: &ServiceAddresses) -> impl Iterator<Item = IpAddr> {
-    addresses.internal.iter().chain(&addresses.external).copied()
 }
 
 /// The addresses of the API server. Only it and those who may write to namespace default can add some.

@@ -2,7 +2,7 @@
 
 use kni_api::Fabric;
 use kni_cluster::Table;
-use kni_crd::{PodNetwork, ServiceAddresses};
+use kni_crd::{PodNetwork, read_service_addresses};
 use kni_model::service::{EndpointSlice, SliceEndpoint};
 
 use super::*;
@@ -54,12 +54,13 @@ fn endpoint(tables: &mut Tables, name: &str, (node, uid): (&str, &str), second: 
 }
 
 fn service(tables: &mut Tables, name: &str, internal: &[&str], external: &[&str]) {
-    let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
-    let row = ServiceAddresses {
-        internal: addresses(internal),
-        external: addresses(external),
-    };
-    tables.service_addresses.put(Key::new("shop", name), Some(row));
+    let object = json!({
+        "metadata": { "name": name, "namespace": "shop" },
+        "spec": { "clusterIPs": internal, "externalIPs": external },
+        "status": { "loadBalancer": { "ingress": external.iter().map(|ip| json!({ "ip": ip })).collect::<Vec<_>>() } },
+    });
+    let row = read_service_addresses(&serde_json::from_value(object).unwrap());
+    tables.service_addresses.put(Key::new("shop", name), row);
 }
 
 fn api_server(tables: &mut Tables, namespace: &str, service: &str, address: &str) {
@@ -194,7 +195,7 @@ fn an_address_that_is_not_the_nodes_is_refused_and_the_reason_is_named() {
 fn addresses_of_services_and_of_the_api_server_are_no_nodes() {
     let (mut endpoints, mut tables) = (NodeEndpoints::default(), tables());
     service(&mut tables, "web", &["192.0.2.1"], &[]);
-    service(&mut tables, "out", &[], &["192.0.2.2"]);
+    service(&mut tables, "out", &["192.0.2.2"], &[]);
     api_server(&mut tables, "default", "kubernetes", "192.0.2.3");
     for (name, uid, address) in [
         ("n1", "u1", "192.0.2.1"),
@@ -217,7 +218,7 @@ fn addresses_of_services_and_of_the_api_server_are_no_nodes() {
         "it is part of the control plane"
     );
     tables.service_addresses.remove(&Key::new("shop", "web"));
-    service(&mut tables, "out", &[], &["192.0.2.9"]);
+    service(&mut tables, "out", &["192.0.2.9"], &[]);
     assert_eq!(carry_out(&mut endpoints, &mut tables), ["n1", "n2"]);
     assert_eq!((confirmed(&tables, "n1").len(), confirmed(&tables, "n2").len()), (1, 1));
 }
@@ -227,6 +228,15 @@ fn only_the_api_servers_own_slices_name_its_addresses() {
     let (mut endpoints, mut tables) = (NodeEndpoints::default(), tables());
     api_server(&mut tables, "shop", "kubernetes", "192.0.2.1");
     api_server(&mut tables, "default", "web", "192.0.2.1");
+    endpoint(&mut tables, "n1", ("n1", "u1"), 1, &["192.0.2.1"]);
+    carry_out(&mut endpoints, &mut tables);
+    assert_eq!(confirmed(&tables, "n1"), ["192.0.2.1"]);
+}
+
+#[test]
+fn external_addresses_of_services_keep_no_node_off_the_fabric() {
+    let (mut endpoints, mut tables) = (NodeEndpoints::default(), tables());
+    service(&mut tables, "lb", &[], &["192.0.2.1", "192.0.2.2", "192.0.2.3"]);
     endpoint(&mut tables, "n1", ("n1", "u1"), 1, &["192.0.2.1"]);
     carry_out(&mut endpoints, &mut tables);
     assert_eq!(confirmed(&tables, "n1"), ["192.0.2.1"]);
@@ -393,7 +403,7 @@ fn a_change_concerns_the_objects_that_report_its_addresses_only() {
     }
     finish(&mut endpoints, &mut tables);
     assert_eq!(endpoints.concerned(&tables), [].into());
-    service(&mut tables, "web", &["10.96.0.1"], &["192.0.2.2"]);
+    service(&mut tables, "web", &["10.96.0.1", "192.0.2.2"], &["192.0.2.1"]);
     assert_eq!(endpoints.concerned(&tables), [key("n2")].into());
     api_server(&mut tables, "default", "kubernetes", "192.0.2.3");
     assert_eq!(endpoints.concerned(&tables), [key("n3")].into());

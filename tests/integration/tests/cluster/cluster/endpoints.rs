@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::{core::v1::Node, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{
+    core::v1::{Node, Service},
+    discovery::v1::EndpointSlice,
+};
 use kni_api::{NodeEndpoint, NodeEndpointStatus};
 use kni_integration::{
     Cluster,
@@ -57,6 +60,7 @@ async fn nodes_report_where_they_are_reached_and_false_reports_are_refused() -> 
     ghost(&cluster).await?;
     changes(&cluster).await?;
     forged(&cluster).await?;
+    chosen_by_tenants(&mut cluster).await?;
     wait::until("the endpoint of the node that is gone is deleted", GONE, async || {
         Ok(endpoints(&cluster).get_opt("ghost").await?.is_none())
     })
@@ -145,14 +149,13 @@ async fn forged(cluster: &Cluster) -> Result<()> {
     let token = token(&cluster.client, "kni-agent", Some(&attacker.name)).await?;
     let client = connect(cluster.fabric.inside(), &cluster.control.token_kubeconfig(&token)).await?;
     let forger: Api<NodeEndpoint> = Api::all(client);
-    let all = [own[0], other, &api_server, &service[0], &service[1], "10.244.7.7"];
+    let all = [own[0], other, &api_server, &service, "10.244.7.7"];
     set_addresses(cluster, &attacker.name, &all).await?;
     for (address, reason) in [
         ("203.0.113.9", "no InternalIP or ExternalIP of node node1"),
         (other, "is confirmed for node node2"),
         (&api_server, "an address of the API server"),
-        (&service[0], "the address of Service default/reached"),
-        (&service[1], "the address of Service default/reached"),
+        (&service, "the address of Service default/reached"),
         ("10.244.7.7", "of PodNetwork default"),
     ] {
         report(&forger, &attacker.name, address).await?;
@@ -176,6 +179,33 @@ async fn forged(cluster: &Cluster) -> Result<()> {
     set_addresses(cluster, &attacker.name, &own).await?;
     drop(agent);
     wait_for_confirmed(cluster, &attacker.name, &own).await.map(drop)
+}
+
+/// Whoever writes a Service or its status, such as a load balancer that uses the addresses of the nodes, keeps no node
+/// off the fabric: neither one that is confirmed, nor one that joins.
+async fn chosen_by_tenants(cluster: &mut Cluster) -> Result<()> {
+    let [known, next] = [&cluster.nodes[0], &cluster.nodes[1]].map(|member| member.node.addresses()[0].to_owned());
+    let (network, host) = next.rsplit_once('.').context("an address of IPv4")?;
+    let next = format!("{network}.{}", host.parse::<u8>()? + 1);
+    let object = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "balanced", "namespace": "default" },
+        "spec": { "type": "LoadBalancer", "ports": [{ "port": 80 }], "externalIPs": [known, next] },
+    });
+    cluster.apply(&[object]).await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    let balancer =
+        Patch::Merge(json!({ "status": { "loadBalancer": { "ingress": [{ "ip": known }, { "ip": next }] } } }));
+    services
+        .patch_status("balanced", &PatchParams::default(), &balancer)
+        .await?;
+    let joined = cluster.add_node(MemberOptions::default()).await?;
+    let (name, own) = (joined.name.clone(), joined.node.addresses().map(str::to_owned));
+    ensure!(own[0] == next, "the next node has {}, not {next}", own[0]);
+    wait_for_confirmed(cluster, &name, &[own[0].as_str(), own[1].as_str()]).await?;
+    let first = &cluster.nodes[0];
+    wait_for_confirmed(cluster, &first.name, &first.node.addresses())
+        .await
+        .map(drop)
 }
 
 /// The token of a node cannot write the status of the node's own object.
@@ -235,16 +265,15 @@ async fn report(forger: &Api<NodeEndpoint>, node: &str, address: &str) -> Result
     Ok(())
 }
 
-/// A Service, and its internal and its external address.
-async fn service(cluster: &Cluster) -> Result<[String; 2]> {
-    let external = "203.0.113.80";
+/// The internal address of a new Service.
+async fn service(cluster: &Cluster) -> Result<String> {
     let object = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "reached", "namespace": "default" },
-        "spec": { "ports": [{ "port": 80 }], "externalIPs": [external] },
+        "spec": { "ports": [{ "port": 80 }] },
     });
     let service = cluster.apply_one(&object).await?;
     let internal = service.data["spec"]["clusterIP"].as_str().context("no clusterIP")?;
-    Ok([internal.to_owned(), external.to_owned()])
+    Ok(internal.to_owned())
 }
 
 async fn api_server_address(cluster: &Cluster) -> Result<String> {
