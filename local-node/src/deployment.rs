@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// How long the tokens of a local node are valid: 90 days.
 const TOKEN_SECONDS: u32 = 90 * 24 * 3600;
 /// Files of `deploy/base` apart from those of pods.
-const BASE: [&str; 9] = [
+const BASE: [&str; 10] = [
     "namespace.yaml",
     "rbac.yaml",
     "controller-rbac.yaml",
@@ -20,6 +20,7 @@ const BASE: [&str; 9] = [
     "access.yaml",
     "addressblocks.yaml",
     "agent-writes.yaml",
+    "controller-writes.yaml",
     "tenants.yaml",
     "egress-claims.yaml",
 ];

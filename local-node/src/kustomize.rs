@@ -15,7 +15,7 @@ pub const AGENT_IMAGE: &str = "kni.local/kni-agent";
 
 /// A kustomization, to be written into the folder `own`, of the kustomization in the folder `base`: with the agent's
 /// image of this tag, and the folders in which containerd of a local node looks for CNI plugins. Both paths are
-/// absolute.
+/// absolute. No node of a local cluster has the label of the control plane, so kni-controller runs on any.
 pub fn deployment(own: &Path, base: &Path, tag: &str) -> Result<String> {
     let host_path = |name: &str, path: &str| json!({ "name": name, "hostPath": { "path": path } });
     let volumes = [host_path("cni-bin", CNI_BIN), host_path("cni-conf", CNI_CONF)];
@@ -34,8 +34,15 @@ pub fn kni_deployment(own: &Path, base: &Path, tag: &str) -> Result<String> {
 }
 
 fn kustomization(own: &Path, base: &Path, tag: &str, patches: &[Value]) -> Result<String> {
+    let anywhere = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": { "name": "kni-controller", "namespace": "kni-system" },
+        "spec": { "template": { "spec": { "affinity": { "nodeAffinity": null } } } },
+    });
     let patches: Vec<Value> = patches
         .iter()
+        .chain([&anywhere])
         .map(|patch| json!({ "patch": patch.to_string() }))
         .collect();
     let kustomization = json!({

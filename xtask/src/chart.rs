@@ -9,7 +9,7 @@ use crate::workspace::root;
 /// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "rbac.yaml",
     "controller-rbac.yaml",
     "daemonset.yaml",
@@ -18,6 +18,7 @@ const FILES: [&str; 11] = [
     "access.yaml",
     "addressblocks.yaml",
     "agent-writes.yaml",
+    "controller-writes.yaml",
     "tenants.yaml",
     "egress-claims.yaml",
     "flow-schemas.yaml",

@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 use super::{definitions::deployed, objects};
 
 /// Files of the deployment with permissions and priorities. Its policy about networks in use is the subject of a test.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "base/rbac.yaml",
     "base/controller-rbac.yaml",
     "base/agent-writes.yaml",
+    "base/controller-writes.yaml",
     "base/addressblocks.yaml",
     "base/egress-claims.yaml",
     "base/tenants.yaml",

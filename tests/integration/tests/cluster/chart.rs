@@ -13,7 +13,7 @@ use kni_integration::{
     machine::{self, programs},
     require,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::repository;
 
@@ -154,6 +154,24 @@ fn the_chart_installs_what_kustomize_does() -> Result<()> {
         let differing: Vec<_> = others.filter(|(name, object)| rendered[*name] != **object).collect();
         assert!(differing.is_empty(), "{folder}: the chart differs in {differing:#?}");
     }
+    Ok(())
+}
+
+#[test]
+fn kni_controller_runs_on_the_control_plane_unless_other_nodes_are_named() -> Result<()> {
+    require!(machine);
+    let helm = Helm::new()?;
+    let terms = |options: &[&str]| -> Result<Option<Value>> {
+        let objects = objects(&helm.template(options)?)?;
+        let deployment = &objects[&("Deployment".to_owned(), "kni-controller".to_owned())];
+        let affinity = deployment.pointer("/spec/template/spec/affinity").context("affinity")?;
+        let required = "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+        Ok(affinity.pointer(required).cloned())
+    };
+    let label = json!({ "key": "node-role.kubernetes.io/control-plane", "operator": "Exists" });
+    assert_eq!(terms(&[])?, Some(json!([{ "matchExpressions": [label] }])));
+    let other = r#"controller.affinity={"podAntiAffinity":{}}"#;
+    assert_eq!(terms(&["--set-json", other])?, None);
     Ok(())
 }
 

@@ -411,7 +411,11 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     &format!("{network}/status"),
                     json!({ "status": { "interfaces": 7 } }),
                 ),
-                Request::new(Verb::Patch, &network, labels()),
+                Request::new(
+                    Verb::Patch,
+                    &network,
+                    json!({ "metadata": { "finalizers": ["kni.dev/in-use"] } }),
+                ),
                 Request::new(Verb::Patch, "/api/v1/nodes/node2", taint),
                 Request::new(
                     Verb::Patch,
@@ -446,6 +450,49 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 Request::new(Verb::Get, "/api/v1/namespaces/red-team/secrets", Value::Null),
                 Request::new(Verb::Delete, "/api/v1/nodes/node2", Value::Null),
                 token_of("node2"),
+                Request::new(Verb::Patch, &network, labels()),
+                Request::new(
+                    Verb::Patch,
+                    &network,
+                    json!({ "spec": { "access": { "allowMac": false } } }),
+                ),
+                Request::new(Verb::Patch, "/api/v1/nodes/node2", labels()),
+                Request::new(Verb::Patch, "/api/v1/nodes/node2/status", labels()),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2",
+                    json!({ "spec": { "unschedulable": true } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2",
+                    json!({ "spec": { "taints": [{ "key": "other", "effect": "NoSchedule" }] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2",
+                    json!({ "spec": { "taints": [{ "key": "kni.dev/addresses-exhausted", "effect": "NoExecute" }] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2/status",
+                    json!({ "status": { "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" }] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2/status",
+                    json!({ "status": { "conditions": [] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2/status",
+                    json!({ "status": { "capacity": { "pods": "0" } } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2/status",
+                    json!({ "status": { "allocatable": { "cpu": null } } }),
+                ),
             ],
         ),
         (
