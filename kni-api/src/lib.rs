@@ -71,8 +71,6 @@ pub const IN_USE_FINALIZER: &str = "kni.dev/in-use";
 pub const LEASES_FINALIZER: &str = "kni.dev/leases";
 /// Taint of a node whose addresses of the default network are used up; effect `NoSchedule`.
 pub const EXHAUSTED_TAINT: &str = "kni.dev/addresses-exhausted";
-/// Label of objects that an agent writes: the node they are about.
-pub const NODE_LABEL: &str = "kni.dev/node";
 /// Label of a `PodInterface`: the network it is in. On a Service: the network whose pods it serves.
 pub const NETWORK_LABEL: &str = "kni.dev/network";
 /// Extended resources of nodes begin with this, the network's name follows: addresses of the network on the node.

@@ -10,9 +10,7 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kni_api::{
-    NETWORK_LABEL, NODE_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus, pod_interface, set_condition,
-};
+use kni_api::{NETWORK_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus, pod_interface, set_condition};
 use kni_model::view::InterfaceView;
 use kni_reflectors::version_of;
 use kube::{
@@ -171,14 +169,8 @@ impl ObjectControllers {
             },
         );
         object.metadata.namespace = Some(sandbox.pod.namespace.clone());
-        object.metadata.labels = Some(
-            [
-                (NODE_LABEL, self.node.clone()),
-                (NETWORK_LABEL, attachment.network.to_string()),
-            ]
-            .map(|(key, value)| (key.to_owned(), value))
-            .into(),
-        );
+        // No label names the node: its name may be longer than the value of a label.
+        object.metadata.labels = Some([(NETWORK_LABEL.to_owned(), attachment.network.to_string())].into());
         object.metadata.owner_references = Some(vec![OwnerReference {
             api_version: "v1".to_owned(),
             kind: "Pod".to_owned(),

@@ -28,6 +28,8 @@ const KUBECONFIG: &str = "/run/node/agent.conf";
 /// Options of a node.
 #[derive(Debug, Clone)]
 pub struct MemberOptions {
+    /// Its name in the cluster. By default `node` and its number.
+    pub name: Option<String>,
     /// Additional arguments for the agent. By default it prewarms no sandboxes, so that a node without pods always
     /// looks the same.
     pub args: Vec<String>,
@@ -40,6 +42,7 @@ pub struct MemberOptions {
 impl Default for MemberOptions {
     fn default() -> Self {
         Self {
+            name: None,
             args: vec!["--warm-sandboxes".into(), "0".into()],
             standalone: None,
             proxied: false,
@@ -83,7 +86,7 @@ impl Member {
         number: usize,
         options: MemberOptions,
     ) -> Result<Self> {
-        let name = format!("node{number}");
+        let name = options.name.clone().unwrap_or_else(|| format!("node{number}"));
         let user = format!("system:serviceaccount:kni-system:{ACCOUNT}@{name}");
         let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
         register(client, &name, node.addresses()).await?;
@@ -140,10 +143,12 @@ fn agent_options(name: &str, options: MemberOptions) -> AgentOptions {
 async fn register(client: &Client, name: &str, addresses: [&str; 2]) -> Result<()> {
     let nodes: Api<NodeObject> = Api::all(client.clone());
     let params = PatchParams::apply("kubelet").force();
+    // A label is shorter than a name may be.
+    let host: String = name.chars().take(63).collect();
     let object = json!({
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": { "name": name, "labels": { "kubernetes.io/hostname": name, "kubernetes.io/os": "linux" } },
+        "metadata": { "name": name, "labels": { "kubernetes.io/hostname": host, "kubernetes.io/os": "linux" } },
     });
     nodes
         .patch(name, &params, &Patch::Apply(&object))

@@ -143,8 +143,8 @@ fn differences(member: &Member, pod: &Pod, name: &str, truth: &KernelInterface, 
     check("nodeName", spec.node_name.clone(), member.name.clone());
     check("interfaceName", spec.interface_name.clone(), name.to_owned());
     check("sandboxId", spec.sandbox_id.clone(), pod.id.clone());
-    let label = object.labels().get(kni_api::NODE_LABEL).cloned().unwrap_or_default();
-    check("label of the node", label, member.name.clone());
+    let label = object.labels().get(kni_api::NETWORK_LABEL).cloned().unwrap_or_default();
+    check("label of the network", label, spec.pod_network_name.clone());
     let owners: Vec<&str> = object.owner_references().iter().map(|owner| &*owner.uid).collect();
     check("owner", owners.join(","), pod.uid.clone());
     let status = object.status.clone().unwrap_or_default();

@@ -19,6 +19,7 @@ mod faults;
 mod figures;
 mod hostile;
 mod members;
+mod node_names;
 mod numbers;
 mod quiet;
 mod quota;

@@ -63,13 +63,13 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
         right(what, &cluster).await?;
     }
     let unlabelled =
-        Patch::Merge(json!({ "metadata": { "labels": { "kni.dev/node": null }, "ownerReferences": null } }));
+        Patch::Merge(json!({ "metadata": { "labels": { "kni.dev/network": null }, "ownerReferences": null } }));
     interfaces.patch(&name("eth0"), &params, &unlabelled).await?;
     right("label and owner were taken away", &cluster).await?;
     let foreign = json!({
         "apiVersion": "kni.dev/v1alpha1",
         "kind": "PodInterface",
-        "metadata": { "name": "ghost.eth0", "namespace": "plain", "labels": { "kni.dev/node": "node1" } },
+        "metadata": { "name": "ghost.eth0", "namespace": "plain" },
         "spec": {
             "podName": "ghost", "podUid": "0", "nodeName": "node1", "podNetworkName": "default",
             "interfaceName": "eth0", "sandboxId": "0",
