@@ -17,6 +17,7 @@ mod fabric;
 mod false_interfaces;
 mod figures;
 mod gone_blocks;
+mod gone_interfaces;
 mod gone_nodes;
 mod joins;
 mod member_names;
@@ -68,6 +69,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
+    tasks.spawn(reconcile(context.clone(), gone_interfaces::GoneInterfaces::default()));
     tasks.spawn(reconcile(context.clone(), stray_blocks::StrayBlocks::default()));
     tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), members::Members::default()));

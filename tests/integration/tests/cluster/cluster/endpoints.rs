@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use super::scene::tenants;
 
-/// The endpoint of a node that is gone is deleted after a minute.
+/// The objects of a node that is gone are deleted after a minute.
 const GONE: Duration = Duration::from_secs(90);
 
 /// Holds an agent, which would report again what is true; it continues when dropped.
@@ -61,8 +61,9 @@ async fn nodes_report_where_they_are_reached_and_false_reports_are_refused() -> 
     changes(&cluster).await?;
     forged(&cluster).await?;
     chosen_by_tenants(&mut cluster).await?;
-    wait::until("the endpoint of the node that is gone is deleted", GONE, async || {
-        Ok(endpoints(&cluster).get_opt("ghost").await?.is_none())
+    wait::until("the objects of the node that is gone are deleted", GONE, async || {
+        let endpoint = endpoints(&cluster).get_opt("ghost").await?;
+        Ok(endpoint.is_none() && cluster.get(&ghost_interface()).await?.is_none())
     })
     .await
     .map(drop)
@@ -254,8 +255,21 @@ async fn ghost(cluster: &Cluster) -> Result<()> {
     });
     cluster.apply(&[endpoint]).await?;
     wait_for_confirmed(cluster, "ghost", &["203.0.113.7"]).await?;
+    cluster.apply(&[ghost_interface()]).await?;
     cluster.delete(&object).await?;
     wait_for_confirmed(cluster, "ghost", &[]).await.map(drop)
+}
+
+/// An object of a pod that never existed, on that node.
+fn ghost_interface() -> Value {
+    json!({
+        "apiVersion": "kni.dev/v1alpha1", "kind": "PodInterface",
+        "metadata": { "name": "ghost.eth0", "namespace": "plain" },
+        "spec": {
+            "podName": "ghost", "podUid": "0", "nodeName": "ghost", "podNetworkName": "red", "interfaceName": "eth0",
+            "sandboxId": "0",
+        },
+    })
 }
 
 /// Writes an address into the node's own object with its token, over what its agent wrote.
