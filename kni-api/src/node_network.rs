@@ -190,7 +190,7 @@ pub struct PolicySummary {
     /// and not in `refused` are enforced.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resource_versions: BTreeMap<String, String>,
-    /// Policies that are not enforced, and why; the first 64.
+    /// Policies that are refused, why, and what is enforced instead; the first 64.
     #[serde(default)]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub refused: Vec<RefusedPolicy>,

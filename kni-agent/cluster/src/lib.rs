@@ -10,6 +10,7 @@ pub mod joining;
 mod networks;
 mod numbers;
 mod others;
+mod policy_row;
 mod table;
 mod tables;
 
@@ -18,5 +19,6 @@ pub use cache::ClusterCache;
 pub use networks::{Networks, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
 pub use others::{Following, Others};
+pub use policy_row::{EgressPolicyRow, PolicyRow, PolicySource};
 pub use table::{ABSENCE_GRACE, Key, OfNetwork, Table, Written};
-pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};
+pub use tables::{AttachmentRow, NodeRow, Tables};

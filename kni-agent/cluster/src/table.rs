@@ -237,22 +237,23 @@ impl<V: PartialEq> Table<V> {
         }
     }
 
-    /// Notes that an object which the watch reports cannot be decoded. Its last understood version stays; without one,
-    /// `substitute` takes its place.
-    pub fn refuse(&mut self, key: Key, version: u64, reason: String, substitute: impl FnOnce() -> Option<V>) {
+    /// Notes that an object which the watch reports cannot be decoded. The row that `substitute` makes of the present
+    /// one takes its place; without one, the last understood version stays.
+    pub fn refuse(&mut self, key: Key, version: u64, reason: String, substitute: impl FnOnce(Option<&V>) -> Option<V>) {
         if !self.is_current(&key, version) {
             return;
         }
         if let Some(listing) = &mut self.listing {
             listing.keys.insert(key.clone());
         }
-        if !self.rows.contains_key(&key)
-            && let Some(row) = substitute()
-        {
+        let former = self.rows.get(&key);
+        let row = substitute(former).filter(|row| former != Some(row));
+        let is_new = row.is_some();
+        if let Some(row) = row {
             self.insert_row(key.clone(), row);
         }
         let before = self.refused.insert(key.clone(), reason.clone());
-        if before != Some(reason) {
+        if is_new || before != Some(reason) {
             self.changed(key);
         }
     }
@@ -422,7 +423,7 @@ mod tests {
         table.put(key("a"), Some(Object("blue", 1)));
         assert_eq!([of(&table, "red"), of(&table, "blue")], [vec![2], vec![1, 3]]);
         table.put(key("b"), Some(Object("red", 4)));
-        table.refuse(key("d"), 1, "unknown field".to_owned(), || Some(Object("red", 5)));
+        table.refuse(key("d"), 1, "unknown field".to_owned(), |_| Some(Object("red", 5)));
         assert_eq!(of(&table, "red"), [4, 5]);
         table.remove(&key("b"));
         table.put(key("d"), None);
@@ -595,15 +596,16 @@ mod tests {
         let mut table = Table::default();
         table.put_reported(key("a"), 1, Some("good"));
         let version = table.version();
-        table.refuse(key("a"), 2, "spec.zzz: unknown field".to_owned(), || Some("closed"));
-        table.refuse(key("b"), 3, "spec.zzz: unknown field".to_owned(), || Some("closed"));
+        let closed = |former: Option<&&str>| former.is_none().then_some("closed");
+        table.refuse(key("a"), 2, "spec.zzz: unknown field".to_owned(), closed);
+        table.refuse(key("b"), 3, "spec.zzz: unknown field".to_owned(), closed);
         assert_eq!(
             (table.get("ns", "a"), table.get("ns", "b")),
             (Some(&"good"), Some(&"closed"))
         );
         assert!(table.version() > version && table.refused().len() == 2);
         table.begin();
-        table.refuse(key("a"), 2, "spec.zzz: unknown field".to_owned(), || None);
+        table.refuse(key("a"), 2, "spec.zzz: unknown field".to_owned(), |_| None);
         table.complete();
         assert_eq!((table.rows().len(), table.refused().len()), (1, 1), "b is gone");
         table.put_reported(key("a"), 4, Some("better"));

@@ -3,34 +3,19 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
-use kni_api::{
-    AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicySummary, NetworkMembers, NetworkNumber,
-    NodeEndpoint,
-};
-use kni_crd::{
-    AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
-};
+use kni_api::{AddressBlock, EgressAddressClaim, EgressAddressPool, NetworkMembers, NetworkNumber, NodeEndpoint};
+use kni_crd::{AttachmentFacts, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment};
 use kni_model::{
     NetworkName,
     joining::NAMESPACE_NAME_LABEL,
-    policy::{Labels, Policy},
+    policy::Labels,
     service::{EndpointSlice, Service},
 };
 
-use super::table::{Key, OfNetwork, Table};
-
-/// A policy as last reported: its rules, or why it has none.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PolicyRow {
-    /// Its rules, or why it is not valid.
-    pub policy: Result<Arc<Policy>, InvalidObject>,
-    /// The object's resource version, as a number; 0 where it is none.
-    pub version: u64,
-    /// The object's generation.
-    pub generation: i64,
-    /// The summary of an egress policy; empty for other kinds.
-    pub summary: EgressPolicySummary,
-}
+use super::{
+    policy_row::{EgressPolicyRow, PolicyRow},
+    table::{Key, OfNetwork, Table},
+};
 
 /// An attachment, with its object for the status writer.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,9 +62,9 @@ pub struct Tables {
     pub egress_pools: Table<Arc<EgressAddressPool>>,
     /// Claims of egress addresses.
     pub egress_claims: Table<Arc<EgressAddressClaim>>,
-    /// Kubernetes policies.
+    /// Kubernetes policies. kni-controller does not wait for them.
     pub network_policies: Table<PolicyRow>,
-    /// Policies of additional networks.
+    /// Policies of additional networks. kni-controller does not wait for them.
     pub multi_policies: Table<PolicyRow>,
     /// Labels of namespaces.
     pub namespaces: Table<Labels>,
@@ -115,9 +100,11 @@ pub struct Tables {
     /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.
-    pub egress_objects: Table<Arc<EgressPolicy>>,
-    /// Network definitions of other tools.
+    pub egress_objects: Table<EgressPolicyRow>,
+    /// Network definitions of other tools that name a network.
     pub definitions: Table<NetworkName>,
+    /// All network definitions of other tools; only kni-controller follows them, and does not wait for them.
+    pub definition_names: Table<()>,
 }
 
 impl Default for Tables {
@@ -148,6 +135,7 @@ impl Default for Tables {
             nodes: Table::default(),
             egress_objects: Table::default(),
             definitions: Table::default(),
+            definition_names: Table::default(),
         }
     }
 }
@@ -330,11 +318,14 @@ impl Tables {
 
     /// The number of cached objects by kind that kni-controller follows.
     pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
-        let recent: [(&'static str, &dyn Kept); 4] = [
+        let recent: [(&'static str, &dyn Kept); 7] = [
             ("addressblocks", &self.blocks),
             ("networkmembers", &self.members),
             ("networknumbers", &self.numbers),
             ("nodeendpoints", &self.node_endpoints),
+            ("networkpolicies", &self.network_policies),
+            ("multi-networkpolicies", &self.multi_policies),
+            ("network-attachment-definitions", &self.definition_names),
         ];
         let all = self.of_cluster().into_iter().chain(recent);
         all.map(|(name, table)| (name, table.len())).collect()
@@ -380,6 +371,7 @@ impl Tables {
             self.nodes.version(),
             self.egress_objects.version(),
             self.service_addresses.version(),
+            self.definition_names.version(),
         ];
         all + of_cluster.iter().sum::<u64>()
     }

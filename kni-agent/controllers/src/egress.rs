@@ -290,8 +290,7 @@ fn is_lasting(refusal: &EgressRefusal) -> bool {
 
 fn requests(tables: &Tables, networks: &kni_cluster::Networks) -> EgressRequests {
     let rows = tables.egress_policies.rows().values();
-    let valid = rows.filter_map(|row| row.policy.as_deref().ok());
-    egress_requests(valid, networks)
+    egress_requests(rows.map(|row| row.policy.as_ref()), networks)
 }
 
 /// The report on an address of this node; `None` if the claim has it already.

@@ -24,7 +24,7 @@ use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{ObjectControllers, interfaces::FIELD_MANAGER};
-use kni_cluster::{Key, Tables, needs_blocks, taken_blocks};
+use kni_cluster::{Key, PolicySource, Tables, needs_blocks, taken_blocks};
 pub(super) use schedule::SentStatus;
 use schedule::VersionTimes;
 
@@ -233,23 +233,19 @@ impl ObjectControllers {
         let mut refused = Vec::new();
         let mut known = 0;
         for (kind, table) in kinds {
-            let undecoded = table.refused().iter();
-            refused.extend(undecoded.map(|(key, reason)| RefusedPolicy {
-                kind: kind.to_owned(),
-                namespace: key.namespace.clone(),
-                name: key.name.clone(),
-                reason: reason.clone(),
-            }));
             for (key, row) in table.rows() {
                 known += 1;
-                if let Err(reason) = &row.policy {
-                    refused.push(RefusedPolicy {
-                        kind: kind.to_owned(),
-                        namespace: key.namespace.clone(),
-                        name: key.name.clone(),
-                        reason: reason.to_string(),
-                    });
-                }
+                let (reason, instead) = match &row.source {
+                    PolicySource::Object => continue,
+                    PolicySource::LastValid(reason) => (reason, "the last valid version is active"),
+                    PolicySource::Closed(reason) => (reason, "nothing is allowed"),
+                };
+                refused.push(RefusedPolicy {
+                    kind: kind.to_owned(),
+                    namespace: key.namespace.clone(),
+                    name: key.name.clone(),
+                    reason: format!("{reason}; {instead}"),
+                });
             }
         }
         refused.truncate(MOST_REFUSED);

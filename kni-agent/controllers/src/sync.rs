@@ -10,7 +10,11 @@ use std::{
 
 use kni_enforcement::Enforcer;
 use kni_flows::RemotePods;
-use kni_model::{Sandbox, SandboxId, policy::PolicyKind, view::DesiredNetworks};
+use kni_model::{
+    Sandbox, SandboxId,
+    policy::{Policy, PolicyKind},
+    view::DesiredNetworks,
+};
 
 use kni_cluster::{ClusterCache, Networks, Tables};
 use kni_pods::Pods;
@@ -218,10 +222,7 @@ impl Cluster {
             let (policies, namespaces, versions, newest) = {
                 let tables = self.objects.cache.tables();
                 let versions = (Some(tables.policy_version()), Some(tables.namespaces.version()));
-                let policies = (seen.0 != versions.0).then(|| {
-                    let valid = tables.policies().filter_map(|row| row.policy.as_ref().ok());
-                    valid.cloned().collect::<Vec<_>>()
-                });
+                let policies = (seen.0 != versions.0).then(|| policies(&tables));
                 let namespaces = (seen.1 != versions.1).then(|| {
                     let rows = tables.namespaces.rows().iter();
                     rows.map(|(key, labels)| (key.name.clone(), labels.clone())).collect()
@@ -357,14 +358,18 @@ fn put_peers(sync: &Enforcer, remote_pods: &RemotePods, PeerChanges { put, gone 
     let _told = sync.sync_policies().is_ok();
 }
 
+/// What is enforced of each policy, also of those that are refused.
+fn policies(tables: &Tables) -> Vec<Arc<Policy>> {
+    tables.policies().map(|row| Arc::clone(&row.policy)).collect()
+}
+
 /// The initial objects for the agent, before it serves.
 pub(super) fn initial(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> super::Objects {
-    let policies = tables.policies().filter_map(|row| row.policy.as_ref().ok());
     let namespaces = tables.namespaces.rows().iter();
     let (services, slices) = services(tables, networks, shared);
     super::Objects {
         networks: networks.desired.clone(),
-        policies: policies.cloned().collect(),
+        policies: policies(tables),
         namespaces: namespaces
             .map(|(key, labels)| (key.name.clone(), labels.clone()))
             .collect(),

@@ -34,7 +34,7 @@ pub use kni_api::{
     EgressAddressClaim, EgressAddressPool, EgressPolicy, EgressPolicySpec, NodeNetwork, PodInterface, PodNetwork,
     PodNetworkAttachment, PodNetworkSpec, ProviderSpec, Topology, egress_policy, pod_network, provider,
 };
-pub use multi_network_policy::{v1beta1, v1beta2};
+pub use multi_network_policy::{POLICY_FOR, v1beta1, v1beta2};
 pub use namespace::read_namespace;
 pub use service::read_service;
 pub use service_addresses::read_service_addresses;

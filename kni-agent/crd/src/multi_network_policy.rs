@@ -20,7 +20,7 @@ use super::{
 
 /// The annotation that lists the networks, separated by commas. Each may be `namespace/name`, because networks of other
 /// runtimes have namespaces; a `PodNetwork` is cluster-scoped, so the namespace is ignored.
-const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
+pub const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 
 macro_rules! version {
     ($module:ident, $version:literal) => {

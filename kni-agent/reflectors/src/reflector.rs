@@ -45,8 +45,10 @@ pub(super) struct Kind<K, V> {
     name: &'static str,
     table: fn(&mut Tables) -> &mut Table<V>,
     convert: fn(K) -> Option<V>,
-    /// Stands for an object that cannot be decoded and has no earlier version.
+    /// Stands for an object that cannot be decoded. Without one, its last understood version stays.
     substitute: fn(&Undecoded) -> Option<V>,
+    /// What a row is after the former one of its name.
+    after: fn(V, &V) -> V,
 }
 
 impl<K, V> Clone for Kind<K, V> {
@@ -73,6 +75,7 @@ where
             table,
             convert,
             substitute: |_| None,
+            after: |row, _| row,
         }
     }
 
@@ -80,9 +83,14 @@ where
         self.table
     }
 
-    /// Puts `substitute` in the place of objects that cannot be decoded and have no earlier version.
+    /// Puts `substitute` in the place of objects that cannot be decoded.
     pub(super) const fn with_substitute(self, substitute: fn(&Undecoded) -> Option<V>) -> Self {
         Self { substitute, ..self }
+    }
+
+    /// Lets `after` make each row of the new and of the former one.
+    pub(super) const fn with_former(self, after: fn(V, &V) -> V) -> Self {
+        Self { after, ..self }
     }
 
     /// Follows the objects of the kind that `config` selects until the task is aborted.
@@ -224,7 +232,8 @@ where
         match object {
             Ok(object) => {
                 let (key, version) = (key_of(object.meta()), version_of(object.meta()));
-                table.put_reported(key, version, (self.convert)(object));
+                let row = (self.convert)(object).map(|row| self.row_after(row, table.rows().get(&key)));
+                table.put_reported(key, version, row);
             }
             Err(undecoded) => self.refuse(table, &undecoded),
         }
@@ -237,11 +246,20 @@ where
                 kind = self.name,
                 object = %key,
                 reason = undecoded.reason,
-                "the object is not understood; its last understood version stays"
+                "the object is not understood; its last understood version stays, and a policy without one admits nothing"
             );
         }
         let version = version_of(&undecoded.metadata);
-        table.refuse(key, version, undecoded.reason.clone(), || (self.substitute)(undecoded));
+        table.refuse(key, version, undecoded.reason.clone(), |former| {
+            (self.substitute)(undecoded).map(|row| self.row_after(row, former))
+        });
+    }
+
+    fn row_after(&self, row: V, former: Option<&V>) -> V {
+        match former {
+            Some(former) => (self.after)(row, former),
+            None => row,
+        }
     }
 
     /// Logs each error once: the watch restarts by itself.

@@ -12,8 +12,8 @@ use k8s_openapi::api::{
 };
 use kni_api::{GROUP, NetworkMembers};
 use kni_crd::{
-    EgressPolicy, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, read_attachment,
-    read_attachment_definition, read_endpoint_slice, read_pod, read_service, read_service_addresses,
+    NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, read_attachment, read_attachment_definition,
+    read_endpoint_slice, read_pod, read_service, read_service_addresses,
 };
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -34,7 +34,9 @@ use super::{
 };
 use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, Table, Tables};
 use networks::{reflect_blocks, reflect_endpoints, reflect_members, reflect_numbers, reflect_other_blocks};
-use policies::{reflect_egress, reflect_policies};
+use policies::{
+    reflect_egress, reflect_egress_objects, reflect_multi_policies, reflect_network_policies, reflect_policies,
+};
 
 /// The version of our own API group.
 const VERSION: &str = "v1alpha1";
@@ -129,7 +131,14 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
     let own = || watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     reflect_networks(&mut watches, own(), |object| Some(of_node(object)));
     reflect_numbers(&mut watches);
-    reflect_definitions(&mut watches);
+    reflect_definitions(
+        &mut watches,
+        |tables| &mut tables.definitions,
+        |object| {
+            let config = object.data.pointer("/spec/config").and_then(|config| config.as_str());
+            read_attachment_definition(&object.name_any(), config)
+        },
+    );
     reflect_policies(&mut watches);
     reflect_core(&mut watches, own());
     reflect_services(&mut watches);
@@ -179,14 +188,11 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
             |object| read_service_addresses(&object),
         ),
     );
-    watches.reflect(
-        "watch-egresspolicies",
-        Kind::<EgressPolicy, _>::new(
-            "egresspolicies",
-            |tables| &mut tables.egress_objects,
-            |object| Some(whole(object)),
-        ),
-    );
+    reflect_egress_objects(&mut watches);
+    // Events name policies that are refused, or whose networks do not exist.
+    reflect_network_policies(&mut watches);
+    reflect_multi_policies(&mut watches);
+    reflect_definitions(&mut watches, |tables| &mut tables.definition_names, |_| Some(()));
     watches.all.into_iter().map(|reflector| reflector.run).collect()
 }
 
@@ -220,19 +226,16 @@ fn reflect_networks(
 }
 
 /// Definitions of other tools; only pods that name one wait for them.
-fn reflect_definitions(watches: &mut Watches<'_>) {
+fn reflect_definitions<V: PartialEq + Send + 'static>(
+    watches: &mut Watches<'_>,
+    table: fn(&mut Tables) -> &mut Table<V>,
+    convert: fn(DynamicObject) -> Option<V>,
+) {
     let definition = GroupVersionKind::gvk(NPWG, "v1", "NetworkAttachmentDefinition");
     let resource = ApiResource::from_gvk_with_plural(&definition, "network-attachment-definitions");
-    let kind = Kind::<DynamicObject, _>::new(
-        "network-attachment-definitions",
-        |tables| &mut tables.definitions,
-        |object| {
-            let config = object.data.pointer("/spec/config").and_then(|config| config.as_str());
-            read_attachment_definition(&object.name_any(), config)
-        },
-    );
+    let kind = Kind::new("network-attachment-definitions", table, convert);
     let versions = vec![watches.version("v1", kind, Api::all_with(watches.client.clone(), &resource))];
-    let optional = Optional::new(NPWG, "network-attachment-definitions", |tables| &mut tables.definitions);
+    let optional = Optional::new(NPWG, "network-attachment-definitions", table);
     watches.reflect_optional("watch-network-attachment-definitions", optional, versions);
 }
 

@@ -2,13 +2,14 @@
 //!
 //! The status of a claim belongs to the node that holds the address. Only the holder of a fenced node is removed here.
 
+use std::sync::Arc;
+
 use k8s_openapi::{api::core::v1::Node, jiff::Timestamp};
 use kni_api::{
     EgressAddressClaim, EgressAddressClaimSpec, EgressAddressClaimStatus,
     egress_address_claim::{EgressShare, HELD_FINALIZER, Holder, PolicyReference},
 };
 use kni_cluster::{Key, Networks, Tables};
-use kni_crd::FromObject as _;
 use kni_model::{egress::EgressUser, policy::Policy};
 use kni_reflectors::node_row;
 use kube::{
@@ -36,12 +37,10 @@ pub(super) struct Write {
     step: ClaimStep,
 }
 
-/// The valid egress policies of the cluster, by name.
-pub(super) fn valid_policies(tables: &Tables) -> Vec<Policy> {
-    let objects = tables.egress_objects.rows().values();
-    objects
-        .filter_map(|object| Policy::from_object(object.as_ref()).ok())
-        .collect()
+/// What is enforced of the egress policies of the cluster, by name.
+pub(super) fn enforced_policies(tables: &Tables) -> Vec<Arc<Policy>> {
+    let policies = tables.egress_objects.rows().values();
+    policies.map(|policy| Arc::clone(&policy.row.policy)).collect()
 }
 
 /// Changes with everything that rights and owners depend on.
@@ -67,7 +66,7 @@ impl Reconciler for EgressClaims {
     }
 
     fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Write)> {
-        let overview = EgressOverview::of(tables, networks, &valid_policies(tables));
+        let overview = EgressOverview::of(tables, networks, &enforced_policies(tables));
         let mut unused = Unused::new();
         let times = Times {
             now: (Timestamp::now(), Instant::now()),

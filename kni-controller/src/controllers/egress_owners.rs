@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use k8s_openapi::jiff::Timestamp;
@@ -44,8 +45,8 @@ pub(super) struct EgressOverview {
 }
 
 impl EgressOverview {
-    pub(super) fn of(tables: &Tables, networks: &Networks, policies: &[Policy]) -> Self {
-        let requests = egress_requests(policies.iter(), networks);
+    pub(super) fn of(tables: &Tables, networks: &Networks, policies: &[Arc<Policy>]) -> Self {
+        let requests = egress_requests(policies.iter().map(AsRef::as_ref), networks);
         let rights = cluster_egress_rights(tables, networks, &requests);
         let mut overview = Self {
             rights,
@@ -64,7 +65,7 @@ impl EgressOverview {
     }
 
     /// Counts the interfaces that leave with each address, as the policy engine of an agent selects them.
-    fn count(&mut self, tables: &Tables, networks: &Networks, policies: &[Policy]) {
+    fn count(&mut self, tables: &Tables, networks: &Networks, policies: &[Arc<Policy>]) {
         for (key, interface) in tables.interfaces.rows() {
             let spec = &interface.spec;
             let Some(pod) = tables.pods.get(&key.namespace, &spec.pod_name) else {

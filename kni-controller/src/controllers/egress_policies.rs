@@ -6,19 +6,15 @@ use kni_api::{
     Condition, ConditionStatus, EgressAddressClaim, EgressPolicy, EgressPolicyStatus, EgressPolicySummary,
     egress_address_claim::UNITS, node_network::PolicySummary, set_condition,
 };
-use kni_cluster::{Key, Networks, Tables, egress::claim_of};
-use kni_crd::FromObject as _;
-use kni_model::{
-    egress::EgressUser,
-    policy::{Policy, PolicyKind},
-};
+use kni_cluster::{EgressPolicyRow, Key, Networks, Tables, egress::claim_of};
+use kni_model::{egress::EgressUser, policy::PolicyKind};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
 
 use super::{
-    egress_claims::{egress_version, valid_policies},
+    egress_claims::{egress_version, enforced_policies},
     egress_owners::{EgressOverview, Use},
     listed,
     reconcile::{Context, Reconciler, ignore_gone},
@@ -53,18 +49,23 @@ impl Reconciler for EgressStatus {
     }
 
     fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Self::Write)> {
-        let overview = EgressOverview::of(tables, networks, &valid_policies(tables));
+        let overview = EgressOverview::of(tables, networks, &enforced_policies(tables));
         let objects = tables.egress_objects.rows();
         self.first.retain(|key, _| objects.contains_key(key));
         let mut writes = Vec::new();
-        for (key, object) in objects {
+        for (key, policy) in objects {
+            let object = &policy.object;
             let version = self.first(key, object);
             let mut status = object.status.clone().unwrap_or_default();
-            let addresses = address_conditions(tables, &overview, key, object.metadata.generation);
+            // Those of the last valid version are not the ones that a refused object asks for.
+            let addresses = match policy.row.refusal() {
+                None => address_conditions(tables, &overview, key, object.metadata.generation),
+                Some(_) => Vec::new(),
+            };
             if addresses.is_empty() {
                 status.conditions.retain(|condition| condition.type_ != ADDRESSES_READY);
             }
-            let mut desired = egress_conditions(tables, object, version);
+            let mut desired = egress_conditions(tables, policy, version);
             desired.retain(|condition| addresses.iter().all(|other| other.type_ != condition.type_));
             for condition in desired.into_iter().chain(addresses) {
                 set_condition(&mut status.conditions, condition);
@@ -215,11 +216,12 @@ impl EgressStatus {
 }
 
 /// The desired conditions of an egress policy. Nodes that know `version` know its rules.
-fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Vec<Condition> {
+fn egress_conditions(tables: &Tables, policy: &EgressPolicyRow, version: u64) -> Vec<Condition> {
+    let object = &policy.object;
     let generation = object.metadata.generation;
-    if let Err(why) = Policy::from_object(object) {
+    if let Some(why) = policy.row.refusal() {
         return vec![
-            Condition::now("Accepted", false, "Refused", &why.to_string(), generation),
+            Condition::now("Accepted", false, "Refused", why, generation),
             Condition::now("Programmed", false, "NotAccepted", "see condition Accepted", generation),
         ];
     }

@@ -27,6 +27,7 @@ mod network_status;
 mod networks;
 mod node_endpoints;
 mod overview;
+mod policy_events;
 mod reconcile;
 mod stray_blocks;
 mod taints;
@@ -67,6 +68,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), egress_claims::EgressClaims::default()));
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
+    tasks.spawn(reconcile(context.clone(), policy_events::PolicyEvents::default()));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
     tasks.spawn(reconcile(context.clone(), gone_interfaces::GoneInterfaces::default()));

@@ -23,6 +23,7 @@ mod node_names;
 mod numbers;
 mod quiet;
 mod quota;
+mod refused_policies;
 mod reports;
 mod rests;
 mod rights;
