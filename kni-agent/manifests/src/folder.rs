@@ -31,12 +31,13 @@ pub(super) fn read(dir: &Path) -> Result<Texts, ManifestError> {
         .collect())
 }
 
-/// Parses the texts. Takes about 50 us for each object.
-pub(super) fn parse(texts: &Texts) -> ManifestSet {
-    combine(texts.iter().flat_map(|(path, text)| match text {
+/// Parses the texts. Refused policies stay as they are in `former`. Takes about 50 us for each object.
+pub(super) fn parse(texts: &Texts, former: Option<&ManifestSet>) -> ManifestSet {
+    let read = texts.iter().flat_map(|(path, text)| match text {
         Ok(text) => read_file(path, text),
-        Err(reason) => vec![Err(Box::new(refuse(path.clone(), reason.clone())))],
-    }))
+        Err(reason) => vec![Err(refuse(path.clone(), reason.clone()).into())],
+    });
+    combine(read, former)
 }
 
 fn list(dir: &Path) -> io::Result<Vec<OsString>> {

@@ -3,7 +3,7 @@
 //! Layer: edge.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use std::{
 use kni_model::{
     NetworkSpec,
     egress::{EgressPool, EgressRefusal, EgressUser, EgressWay},
-    policy::{Labels, Policy},
+    policy::{Labels, Policy, PolicyRef},
     service::{EndpointSlice, Service},
 };
 
@@ -89,8 +89,10 @@ impl fmt::Display for Refusal {
 pub struct ManifestSet {
     /// The accepted networks.
     pub networks: Vec<(NetworkSpec, Origin)>,
-    /// Policies of every kind.
+    /// Policies of every kind. One that is refused has the rules of its last valid version.
     pub policies: Vec<(Policy, Origin)>,
+    /// Those of which no valid version is known: they isolate the selected pods and allow nothing.
+    pub closed: BTreeSet<PolicyRef>,
     /// Pools of egress addresses.
     pub pools: Vec<(EgressPool, Origin)>,
     /// Who may use which egress address; policies that may not use one of theirs are also in `refused`.
@@ -153,6 +155,6 @@ impl ManifestSource {
 
     /// Reads the current content of the folder. Blocks on the file system.
     pub fn load(&self) -> Result<ManifestSet, ManifestError> {
-        Ok(folder::parse(&folder::read(&self.dir)?))
+        Ok(folder::parse(&folder::read(&self.dir)?, None))
     }
 }

@@ -1,18 +1,21 @@
 //! Converts documents of the supported kinds into objects of the model.
 
-use k8s_openapi::api::{
-    core::v1::{Namespace, Service as ServiceObject},
-    discovery::v1::EndpointSlice as SliceObject,
-    networking::v1::NetworkPolicy,
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, Service as ServiceObject},
+        discovery::v1::EndpointSlice as SliceObject,
+        networking::v1::NetworkPolicy,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kni_crd::{
-    EgressAddressPool, EgressPolicy, FromObject, InvalidObject, PodNetwork, read_endpoint_slice, read_namespace,
-    read_service, v1beta1, v1beta2,
+    EgressAddressPool, EgressPolicy, FromObject, InvalidObject, PodNetwork, closed_policy, read_endpoint_slice,
+    read_namespace, read_service, v1beta1, v1beta2,
 };
 use kni_model::{
     NetworkSpec,
     egress::EgressPool,
-    policy::{Labels, Policy},
+    policy::{Labels, Policy, PolicyKind},
     service::{EndpointSlice, Service},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -108,6 +111,30 @@ impl Kind {
     pub(super) fn read(&self, node: &Node) -> Result<Object, FieldError> {
         (self.read)(node)
     }
+
+    /// The kind of policy, if it is one.
+    pub(super) fn policy(&self) -> Option<PolicyKind> {
+        let kinds = [
+            PolicyKind::NetworkPolicy,
+            PolicyKind::MultiNetworkPolicy,
+            PolicyKind::EgressPolicy,
+        ];
+        kinds.into_iter().find(|kind| kind.as_str() == self.name)
+    }
+}
+
+/// The policy that stands for a refused one: it isolates the pods that the document selects.
+pub(super) fn closed(kind: PolicyKind, node: &Node, namespace: &str, name: &str) -> Option<Object> {
+    let document = node.to_value();
+    let metadata = document.get("metadata").cloned();
+    let metadata = metadata.and_then(|metadata| serde_json::from_value::<ObjectMeta>(metadata).ok());
+    let metadata = ObjectMeta {
+        namespace: Some(namespace.to_owned()),
+        name: Some(name.to_owned()),
+        ..metadata.unwrap_or_default()
+    };
+    let policy = closed_policy(kind, &metadata, document.get("spec"))?;
+    Some(Object::Policy(Box::new(policy)))
 }
 
 /// Reads `apiVersion` or `kind`, the fields that identify the type of a document.

@@ -6,19 +6,16 @@ use super::{
     ManifestSet, Origin, Refusal,
     document::{self, Document},
     node::Node,
-    object::{FieldError, Kind, check_fields, head, short},
-    set::{Candidate, combine},
+    object::{FieldError, Kind, Object, check_fields, closed, head, short},
+    set::{Candidate, Instead, Read, Refused, combine},
 };
-
-/// The result of reading one object.
-pub(super) type Read = Result<Candidate, Box<Refusal>>;
 
 /// Namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Reads one file, which may hold several documents. Pure: `path` only appears in the result.
 pub fn parse_file(path: &Path, text: &str) -> ManifestSet {
-    combine(read_file(path, text))
+    combine(read_file(path, text), None)
 }
 
 /// Reads every object of a file; conflicts between them are checked later.
@@ -34,17 +31,18 @@ fn read_document(path: &Path, document: Document<'_>) -> Vec<Read> {
     match Node::parse(document) {
         Ok(node) if is_list(&node) => match list_items(&node) {
             Ok(items) => items.iter().map(|item| read_object(path, item)).collect(),
-            Err(error) => vec![Err(Box::new(refuse(path, &node, error)))],
+            Err(error) => vec![Err(refuse(path, &node, error).into())],
         },
         Ok(node) => vec![read_object(path, &node)],
-        Err(error) => vec![Err(Box::new(Refusal {
+        Err(error) => vec![Err(Refusal {
             file: path.to_path_buf(),
             line: Some(error.line),
             kind: None,
             name: None,
             field: None,
             reason: error.reason,
-        }))],
+        }
+        .into())],
     }
 }
 
@@ -65,17 +63,45 @@ fn list_items(node: &Node) -> Result<&[Node], FieldError> {
 }
 
 fn read_object(path: &Path, node: &Node) -> Read {
-    let read = Kind::of(node).and_then(|kind| Ok((kind, kind.read(node)?)));
-    let (kind, object) = read.map_err(|error| Box::new(refuse(path, node, error)))?;
-    let namespace = kind
-        .namespaced
-        .then(|| metadata_text(node, "namespace").unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()));
-    Ok(Candidate {
+    let kind = Kind::of(node).map_err(|error| refuse(path, node, error))?;
+    let namespace = metadata_text(node, "namespace").unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+    let name = metadata_text(node, "name");
+    match kind.read(node) {
+        // Every kind requires a name.
+        Ok(object) => Ok(candidate(
+            path,
+            node,
+            kind,
+            (object, namespace, name.unwrap_or_default()),
+        )),
+        Err(error) => {
+            let instead = match (kind.policy(), name) {
+                (None, _) => Instead::Nothing,
+                (Some(_), None) => Instead::Unread,
+                (Some(policy), Some(name)) => match closed(policy, node, &namespace, &name) {
+                    None => Instead::Unread,
+                    Some(object) => Instead::Closed(Box::new(candidate(path, node, kind, (object, namespace, name)))),
+                },
+            };
+            Err(Box::new(Refused {
+                refusal: refuse(path, node, error),
+                instead,
+            }))
+        }
+    }
+}
+
+fn candidate(
+    path: &Path,
+    node: &Node,
+    kind: &'static Kind,
+    (object, namespace, name): (Object, String, String),
+) -> Candidate {
+    Candidate {
         object,
         kind: kind.name,
-        namespace,
-        // Present, because every kind requires a name.
-        name: metadata_text(node, "name").unwrap_or_default(),
+        namespace: kind.namespaced.then_some(namespace),
+        name,
         origin: Origin {
             file: path.to_path_buf(),
             line: node.line_of(""),
@@ -84,7 +110,7 @@ fn read_object(path: &Path, node: &Node) -> Read {
         default_line: node.line_of("spec.default"),
         address_line: node.line_of("spec.clusterIP"),
         egress_lines: [0, 1].map(|index| node.line_of(&format!("spec.egressAddresses[{index}]"))),
-    })
+    }
 }
 
 fn metadata_text(node: &Node, field: &str) -> Option<String> {

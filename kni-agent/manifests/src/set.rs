@@ -1,15 +1,49 @@
 //! Enforces the rules between manifests: one object per kind and name, one default network, one Service per virtual
 //! address, one tenant per egress address.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+};
 
-use kni_model::{NetworkName, service::Service};
+use kni_model::{NetworkName, policy::PolicyRef, service::Service};
 
 use super::{
     ManifestSet, Origin, Refusal,
     egress::{self, Lines},
     object::Object,
 };
+
+/// The result of reading one object.
+pub(super) type Read = Result<Candidate, Box<Refused>>;
+
+/// An object that is refused.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) refusal: Refusal,
+    pub(super) instead: Instead,
+}
+
+/// What stands for a refused object.
+#[derive(Debug)]
+pub(super) enum Instead {
+    /// Nothing: it is no policy.
+    Nothing,
+    /// A closed policy, until a valid version is known.
+    Closed(Box<Candidate>),
+    /// The earlier policies of the file: it is not known which objects they are.
+    Unread,
+}
+
+impl From<Refusal> for Box<Refused> {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(Refused {
+            refusal,
+            instead: Instead::Unread,
+        })
+    }
+}
 
 /// An object that is valid on its own.
 #[derive(Debug)]
@@ -62,17 +96,28 @@ type Key = (&'static str, Option<String>, String);
 
 /// Combines the objects in order: the first object of a name, the first default network and the first Service of a
 /// virtual address are accepted.
-pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refusal>>>) -> ManifestSet {
+///
+/// The policies of `former` that are refused now stay, and those that it does not have are closed.
+pub(super) fn combine(read: impl IntoIterator<Item = Read>, former: Option<&ManifestSet>) -> ManifestSet {
     let mut set = ManifestSet::default();
     let mut names: BTreeMap<Key, Origin> = BTreeMap::new();
     let mut default: Option<(NetworkName, Origin)> = None;
     let mut with_addresses = Vec::new();
     let mut lines = Lines::new();
+    let mut closed = Vec::new();
+    let mut unread = BTreeSet::new();
     for item in read {
         let candidate = match item {
             Ok(candidate) => candidate,
-            Err(refusal) => {
-                set.refused.push(*refusal);
+            Err(refused) => {
+                match refused.instead {
+                    Instead::Nothing => {}
+                    Instead::Closed(candidate) => closed.push(*candidate),
+                    Instead::Unread => {
+                        unread.insert(refused.refusal.file.clone());
+                    }
+                }
+                set.refused.push(refused.refusal);
                 continue;
             }
         };
@@ -103,12 +148,56 @@ pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refus
             set.insert(candidate);
         }
     }
+    for candidate in closed {
+        set.close(candidate, former, &mut lines);
+    }
+    if let Some(former) = former {
+        set.keep_unread(former, &unread);
+    }
     add_services(&mut set, with_addresses, default.as_ref().map(|(name, _)| name));
     egress::decide(&mut set, &lines);
     set
 }
 
 impl ManifestSet {
+    fn has_policy(&self, reference: &PolicyRef) -> bool {
+        self.policies.iter().any(|(policy, _)| policy.reference == *reference)
+    }
+
+    /// Adds what stands for a refused policy, unless another document has its name.
+    fn close(&mut self, candidate: Candidate, former: Option<&Self>, lines: &mut Lines) {
+        let Object::Policy(closed) = candidate.object else {
+            return;
+        };
+        let reference = closed.reference.clone();
+        if self.has_policy(&reference) {
+            return;
+        }
+        let valid = former.filter(|former| !former.closed.contains(&reference));
+        let valid = valid.and_then(|former| former.policies.iter().find(|(policy, _)| policy.reference == reference));
+        let policy = match valid {
+            Some((policy, _)) => policy.clone(),
+            None => {
+                self.closed.insert(reference.clone());
+                *closed
+            }
+        };
+        lines.insert(reference, candidate.egress_lines);
+        self.policies.push((policy, candidate.origin));
+    }
+
+    /// Retains the policies of files with a document that cannot be read.
+    fn keep_unread(&mut self, former: &Self, unread: &BTreeSet<PathBuf>) {
+        for (policy, origin) in &former.policies {
+            if unread.contains(&origin.file) && !self.has_policy(&policy.reference) {
+                if former.closed.contains(&policy.reference) {
+                    self.closed.insert(policy.reference.clone());
+                }
+                self.policies.push((policy.clone(), origin.clone()));
+            }
+        }
+    }
+
     fn insert(&mut self, candidate: Candidate) {
         let Candidate {
             object, name, origin, ..

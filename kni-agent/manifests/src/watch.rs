@@ -52,7 +52,7 @@ impl ManifestSource {
         // Before the first read, so that no change is missed in between.
         let watched = inotify.watches().add(&self.dir, CHANGES).map_err(fail)?;
         let events = inotify.into_event_stream([0; BUFFER]).map_err(fail)?;
-        let (texts, set) = self.read(None).await?.unwrap_or_default();
+        let (texts, set) = self.read(None, ManifestSet::default()).await?.unwrap_or_default();
         let (sender, receiver) = watch::channel(set);
         tasks.spawn_finite("manifests", self.follow(events, watched, (sender, texts), debounce));
         Ok(receiver)
@@ -60,14 +60,18 @@ impl ManifestSource {
 
     /// Reads the folder; parses it only if its texts differ from `last`, and returns `None` otherwise: the texts of a
     /// thousand Services are read in milliseconds and parsed in half a second.
-    async fn read(&self, last: Option<Arc<Texts>>) -> Result<Option<(Arc<Texts>, ManifestSet)>, ManifestError> {
+    async fn read(
+        &self,
+        last: Option<Arc<Texts>>,
+        former: ManifestSet,
+    ) -> Result<Option<(Arc<Texts>, ManifestSet)>, ManifestError> {
         let dir = self.dir.clone();
         let read = move || {
             let texts = folder::read(&dir)?;
             if last.is_some_and(|last| *last == texts) {
                 return Ok(None);
             }
-            let set = folder::parse(&texts);
+            let set = folder::parse(&texts, Some(&former));
             Ok(Some((Arc::new(texts), set)))
         };
         match tokio::task::spawn_blocking(read).await {
@@ -113,7 +117,8 @@ impl ManifestSource {
                         events.watches().remove(watched).ok();
                         watched = now;
                     }
-                    self.read(Some(Arc::clone(&texts))).await
+                    let former = sender.borrow().clone();
+                    self.read(Some(Arc::clone(&texts)), former).await
                 }
                 Err(source) => Err(ManifestError::Watch {
                     path: self.dir.clone(),

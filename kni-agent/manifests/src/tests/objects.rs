@@ -122,7 +122,11 @@ fn every_kind_has_its_place() {
 
 fn check_lost(text: &str, line: u32, field: &str) {
     let set = parse(text);
-    let kept = (set.policies.len(), set.services.len(), set.slices.len());
+    let kept = (
+        set.policies.len() - set.closed.len(),
+        set.services.len(),
+        set.slices.len(),
+    );
     assert_eq!((kept, set.refused.len()), ((0, 0, 0), 1), "{text}");
     let refusal = &set.refused[0];
     let place = (refusal.line, refusal.field.as_deref());
@@ -359,4 +363,52 @@ fn an_address_belongs_to_one_service_of_a_network() {
         "{}",
         set.refused[0]
     );
+}
+
+/// The number of rules that each policy has, by name, and whether it is closed.
+fn rules(set: &ManifestSet) -> Vec<(String, usize, bool)> {
+    let policies = set.policies.iter().map(|(policy, _)| {
+        let rules = policy.ingress.as_ref().map_or(0, Vec::len);
+        (
+            policy.reference.to_string(),
+            rules,
+            set.closed.contains(&policy.reference),
+        )
+    });
+    policies.collect()
+}
+
+#[test]
+fn a_refused_policy_keeps_its_last_valid_version_or_allows_nothing() {
+    let texts = |text: &str| vec![(PathBuf::from("a.yaml"), Ok(text.to_owned()))];
+    let valid = policy("p", "  podSelector: {matchLabels: {app: a}}\n  ingress: [{}]\n");
+    let invalid = valid.replace("[{}]", "[{from: [{}]}]");
+    let lost = valid.replace("ingress", "ingres");
+    let broken = valid.replace("  name: p", "\tname: p");
+    let unknown = valid.replace("kind: NetworkPolicy", "kind: NetworkPolcy");
+    let name = || "NetworkPolicy default/p".to_owned();
+    for refused in [&invalid, &lost] {
+        let first = folder::parse(&texts(refused), None);
+        assert_eq!(rules(&first), [(name(), 0, true)], "{refused}");
+        let selector = &first.policies[0].0.pods;
+        assert_eq!(selector.requirements.len(), 1, "only the pods that it selects");
+        let again = folder::parse(&texts(refused), Some(&first));
+        assert_eq!(rules(&again), [(name(), 0, true)], "{refused}");
+    }
+    let good = folder::parse(&texts(&valid), None);
+    assert_eq!(rules(&good), [(name(), 1, false)]);
+    let mut former = good;
+    for refused in [&invalid, &broken, &lost, &unknown] {
+        former = folder::parse(&texts(refused), Some(&former));
+        assert_eq!(rules(&former), [(name(), 1, false)], "{refused}");
+        assert_eq!(former.refused.len(), 1, "{refused}");
+    }
+    let twice = [invalid, valid].join("---\n");
+    assert_eq!(
+        rules(&folder::parse(&texts(&twice), Some(&former))),
+        [(name(), 1, false)],
+        "one document is valid"
+    );
+    let deleted = folder::parse(&texts(""), Some(&former));
+    assert_eq!(rules(&deleted), []);
 }
