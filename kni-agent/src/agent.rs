@@ -31,7 +31,7 @@ use kni_flows::{Flows, RemotePods};
 use kni_grpc::{self as grpc, Health, Services, Sockets, UnknownKeys};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
-use kni_model::view::DesiredNetworks;
+use kni_model::{service::ServiceNetwork, view::DesiredNetworks};
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions, PoolSize};
 use kni_store::{Contents, Store};
@@ -283,17 +283,18 @@ async fn object_source(args: &ServeArgs, tasks: &Tasks) -> Result<ObjectSource> 
 async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
     let applied = node.attacher.apply_networks(desired).await;
     let networks = node.attacher.networks();
-    let numbers: BTreeMap<_, _> = networks
-        .iter()
-        .map(|view| (view.network.spec.name.clone(), view.network.id))
-        .collect();
+    let of_services = networks.iter().map(|view| {
+        let (id, subnets) = (view.network.id, view.network.spec.subnets.clone());
+        (view.network.spec.name.clone(), ServiceNetwork { id, subnets })
+    });
+    let of_services: BTreeMap<_, _> = of_services.collect();
     let default = networks.iter().find(|view| view.network.spec.default);
     let default = default.map(|view| view.network.spec.name.clone());
     let specs = networks.iter().map(|view| view.network.spec.clone());
     let specs: BTreeMap<_, _> = specs.map(|spec| (spec.name.clone(), spec)).collect();
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
     let synced = tokio::task::spawn_blocking(move || {
-        sync.set_networks(numbers, default);
+        sync.set_networks(of_services, default);
         uplink.set_networks(specs);
         let report = sync.sync();
         // After the policies, which may request addresses.

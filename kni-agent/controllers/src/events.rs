@@ -1,7 +1,7 @@
 //! Reports to users what happened to their pods, as Events of events.k8s.io.
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kni_model::PodRef;
+use kni_model::{PodRef, service::ServiceRef};
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder, Reporter},
@@ -48,6 +48,32 @@ impl Events {
         action: &str,
         note: &str,
     ) -> Result<(), kube::Error> {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(pod.uid.clone()).filter(|uid| !uid.is_empty()),
+            ..ObjectReference::default()
+        };
+        self.warn(&about, reason, action, note).await
+    }
+
+    /// Reports something about a Service that its owner must know; as [`Self::warn_pod`].
+    pub(super) async fn warn_service(&self, service: &ServiceRef, reason: &str, action: &str, note: &str) {
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Service".to_owned()),
+            namespace: Some(service.namespace.clone()),
+            name: Some(service.name.clone()),
+            ..ObjectReference::default()
+        };
+        if let Err(error) = self.warn(&about, reason, action, note).await {
+            tracing::debug!(%error, "cannot write an event");
+        }
+    }
+
+    async fn warn(&self, about: &ObjectReference, reason: &str, action: &str, note: &str) -> Result<(), kube::Error> {
         let mut note = note.to_owned();
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         let event = Event {
@@ -57,14 +83,6 @@ impl Events {
             action: action.to_owned(),
             secondary: None,
         };
-        let about = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(pod.namespace.clone()),
-            name: Some(pod.name.clone()),
-            uid: Some(pod.uid.clone()).filter(|uid| !uid.is_empty()),
-            ..ObjectReference::default()
-        };
-        self.recorder.publish(&event, &about).await
+        self.recorder.publish(&event, about).await
     }
 }

@@ -27,7 +27,7 @@ use super::{
     state::{Peer, PeerChanges},
 };
 pub(super) use services::apply_services;
-use services::services;
+use services::{Reported, services};
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
@@ -270,20 +270,23 @@ impl Cluster {
     /// Applies changes of Services and their endpoints for as long as the agent runs.
     pub(super) async fn sync_services(self: Arc<Self>) {
         let mut changes = self.objects.cache.changes();
+        let mut reported = Reported::default();
         let mut seen = None;
         loop {
             let versions = {
                 let tables = self.objects.cache.tables();
-                // Networks admit Services by the labels of namespaces.
+                // Networks admit Services by the labels of namespaces, and nodes are hosts outside.
                 (
                     tables.services.version(),
                     tables.slices.version(),
                     tables.namespaces.version(),
+                    tables.node_endpoints.version(),
                 )
             };
             if seen != Some(versions) {
                 seen = Some(versions);
                 apply_services(&self.objects.cache, &self.sync, &self.services_of_all).await;
+                self.report_strangers(&mut reported).await;
             }
             if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;
@@ -354,8 +357,8 @@ fn put_peers(sync: &Enforcer, remote_pods: &RemotePods, PeerChanges { put, gone 
         remote_pods.remove(&id);
         sync.leave(&id);
     }
-    // The enforcement service logs and retries failures.
-    let _told = sync.sync_policies().is_ok();
+    // With the Services that have one as an endpoint. The enforcement service logs and retries failures.
+    let _told = sync.sync().is_ok();
 }
 
 /// What is enforced of each policy, also of those that are refused.

@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice as SliceObject};
-use kni_model::service::{EndpointSlice, SliceEndpoint, SlicePort};
+use kni_model::{
+    PodRef,
+    service::{EndpointSlice, SliceEndpoint, SlicePort},
+};
 
 use super::{
     invalid::{FieldError, InvalidObject, at, read_each, shown},
@@ -52,14 +55,15 @@ fn convert(object: &SliceObject) -> Result<Option<EndpointSlice>, FieldError> {
         return Err(at(format!("metadata.labels.{SERVICE_NAME}"), reason));
     }
     let endpoints = object.endpoints.as_deref().unwrap_or_default();
+    let endpoints = read_each("endpoints", endpoints, |path, endpoint| {
+        read_endpoint(path, &namespace, family, endpoint)
+    })?;
     Ok(Some(EndpointSlice {
+        ports: read_ports(object.ports.as_deref().unwrap_or_default())?,
+        service: service.clone(),
+        endpoints,
         namespace,
         name,
-        service: service.clone(),
-        ports: read_ports(object.ports.as_deref().unwrap_or_default())?,
-        endpoints: read_each("endpoints", endpoints, |path, endpoint| {
-            read_endpoint(path, family, endpoint)
-        })?,
     }))
 }
 
@@ -85,7 +89,12 @@ fn read_ports(ports: &[EndpointPort]) -> Result<Vec<SlicePort>, FieldError> {
     Ok(with_number.collect())
 }
 
-fn read_endpoint(field: &str, family: Family, endpoint: &Endpoint) -> Result<SliceEndpoint, FieldError> {
+fn read_endpoint(
+    field: &str,
+    namespace: &str,
+    family: Family,
+    endpoint: &Endpoint,
+) -> Result<SliceEndpoint, FieldError> {
     let addresses_field = format!("{field}.addresses");
     let addresses = read_each(&addresses_field, &endpoint.addresses, |path, text| {
         read_address(path, family, text)
@@ -102,8 +111,19 @@ fn read_endpoint(field: &str, family: Family, endpoint: &Endpoint) -> Result<Sli
         serving: conditions.serving.unwrap_or(ready),
         terminating: conditions.terminating.unwrap_or(false),
         node: endpoint.node_name.clone(),
+        pod: read_pod(namespace, endpoint),
         for_zones: hints.for_zones.into_iter().flatten().map(|zone| zone.name).collect(),
         for_nodes: hints.for_nodes.into_iter().flatten().map(|node| node.name).collect(),
+    })
+}
+
+/// The pod that an endpoint stands for. Its namespace is that of the slice if it names none.
+fn read_pod(namespace: &str, endpoint: &Endpoint) -> Option<PodRef> {
+    let target = endpoint.target_ref.as_ref()?;
+    (target.kind.as_deref() == Some("Pod")).then(|| PodRef {
+        namespace: target.namespace.clone().unwrap_or_else(|| namespace.to_owned()),
+        name: target.name.clone().unwrap_or_default(),
+        uid: target.uid.clone().unwrap_or_default(),
     })
 }
 
@@ -174,6 +194,7 @@ mod tests {
             serving: true,
             terminating: true,
             node: Some("n".to_owned()),
+            pod: Some(PodRef::named("x", "p")),
             for_zones: set(&["z1", "z2"]),
             for_nodes: set(&["n"]),
         };

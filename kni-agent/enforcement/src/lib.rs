@@ -21,13 +21,14 @@ use std::{
 pub use health::{PolicyCounts, SyncError};
 use kni_dataplane::{Dataplane, DataplaneError};
 use kni_model::{
-    NetworkId, NetworkName, PolicyStep, SandboxId, ServiceStep,
+    NetworkName, PolicyStep, SandboxId, ServiceStep,
     policy::{Labels, Policy, PolicyPod},
-    service::{EndpointSlice, NodePlace, Service},
+    service::{EndpointSlice, NodePlace, Service, ServiceNetwork},
 };
 use kni_policy::PolicyEngine;
 pub use kni_policy::Quota;
 use kni_services::ServiceEngine;
+pub use kni_services::Strangers;
 pub use names::PolicySummary;
 use tokio::sync::Notify;
 
@@ -55,6 +56,8 @@ pub struct Enforcer {
     services: Mutex<ServiceSide>,
     /// Detached pods that the engine has not processed yet: detaching a pod waits for no other work.
     departed: Mutex<Vec<SandboxId>>,
+    /// Changes of pods that the service engine has not processed yet, in their order: no pod waits for Services.
+    members: Mutex<Vec<MemberChange>>,
     wake: Notify,
     health: Mutex<Health>,
 }
@@ -71,6 +74,13 @@ struct ServiceSide {
     engine: ServiceEngine,
     has_objects: bool,
     has_networks: bool,
+    has_pods: bool,
+}
+
+/// A change of the pods that may be endpoints of Services.
+enum MemberChange {
+    Put(PolicyPod),
+    Remove(SandboxId),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,8 +90,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Enforcer {
     /// Takes over the current content of the dataplane's tables. Changes nothing until all inputs are known: for
-    /// policies after [`Self::set_objects`] and [`Self::adopted`], for services after [`Self::set_objects`] and
-    /// [`Self::set_networks`]. `quota`: the rows that policies may need.
+    /// policies after [`Self::set_objects`] and [`Self::adopted`], for services also after [`Self::set_networks`].
+    /// `quota`: the rows that policies may need.
     pub fn new(dataplane: Arc<Dataplane>, place: NodePlace, quota: Quota) -> Result<Self, DataplaneError> {
         let policy = PolicyEngine::new(dataplane.policy_tables()?).with_quota(quota);
         let services = ServiceEngine::new(dataplane.service_tables()?, place, dataplane.hz());
@@ -97,8 +107,10 @@ impl Enforcer {
                 engine: services,
                 has_objects: false,
                 has_networks: false,
+                has_pods: false,
             }),
             departed: Mutex::default(),
+            members: Mutex::default(),
             wake: Notify::new(),
             health: Mutex::default(),
         })
@@ -141,21 +153,26 @@ impl Enforcer {
         side.engine.set_slices(slices);
     }
 
-    /// Adds or replaces a pod of another node that policies may select. [`Self::sync`] applies the change.
+    /// Adds or replaces a pod of another node that policies may select and that may be an endpoint of Services.
+    /// [`Self::sync`] applies the change.
     pub fn put_peer(&self, pod: PolicyPod) {
+        lock(&self.members).push(MemberChange::Put(pod.clone()));
         lock(&self.policy).engine.put_pod(pod);
     }
 
-    /// Replaces the numbers of the networks and the default network.
-    pub fn set_networks(&self, networks: BTreeMap<NetworkName, NetworkId>, default: Option<NetworkName>) {
+    /// Replaces the networks and the default network.
+    pub fn set_networks(&self, networks: BTreeMap<NetworkName, ServiceNetwork>, default: Option<NetworkName>) {
         let mut side = lock(&self.services);
         side.engine.set_networks(networks, default);
         side.has_networks = true;
     }
 
     /// Enforces the policies of a pod, together with all other planned changes. Before [`Self::adopted`] the pod is
-    /// only recorded. Blocking; [`Self::leave`] undoes a failed call.
+    /// only recorded. As an endpoint of Services it is applied in the background. Blocking; [`Self::leave`] undoes a
+    /// failed call.
     pub fn admit(&self, pod: &PolicyPod) -> Result<(), SyncError> {
+        lock(&self.members).push(MemberChange::Put(pod.clone()));
+        self.wake.notify_one();
         let mut side = lock(&self.policy);
         self.remove_departed(&mut side);
         side.engine.put_pod(pod.clone());
@@ -164,6 +181,7 @@ impl Enforcer {
 
     /// Marks all pods of earlier agents as admitted, and enforces the policies. Blocking.
     pub fn adopted(&self) -> Result<(), SyncError> {
+        lock(&self.services).has_pods = true;
         let mut side = lock(&self.policy);
         side.has_pods = true;
         self.sync_policy(&mut side).map(|_rows| ())
@@ -172,6 +190,7 @@ impl Enforcer {
     /// Removes a pod. Its rows are removed in the background.
     pub fn leave(&self, sandbox: &SandboxId) {
         lock(&self.departed).push(sandbox.clone());
+        lock(&self.members).push(MemberChange::Remove(sandbox.clone()));
         self.wake.notify_one();
     }
 
@@ -240,7 +259,13 @@ impl Enforcer {
 
     fn sync_services(&self) -> Result<usize, SyncError> {
         let mut side = lock(&self.services);
-        if !(side.has_objects && side.has_networks) {
+        for change in std::mem::take(&mut *lock(&self.members)) {
+            match change {
+                MemberChange::Put(pod) => side.engine.put_pod(&pod),
+                MemberChange::Remove(sandbox) => side.engine.remove_pod(&sandbox),
+            }
+        }
+        if !(side.has_objects && side.has_networks && side.has_pods) {
             return Ok(0);
         }
         let started = Instant::now();

@@ -14,7 +14,7 @@ use kni_model::{
     service::{ServicePort, ServiceRef},
 };
 use kni_policy::EffectiveRule;
-use kni_services::FrontendView;
+use kni_services::{FrontendView, Strangers};
 
 use super::{Enforcer, health::PolicyCounts, lock};
 
@@ -94,6 +94,12 @@ impl Enforcer {
         views.sort_by(|one, other| (&one.service, one.address).cmp(&(&other.service, other.address)));
         views.extend(side.engine.refused().iter().map(|text| refused_view(text)));
         views
+    }
+
+    /// The endpoints of Services that get no connections, because they are neither pods of the Service's network nor
+    /// hosts outside. May block while Services are applied.
+    pub fn strangers(&self) -> Vec<Strangers> {
+        lock(&self.services).engine.strangers().to_vec()
     }
 
     /// Why policies are not enforced, so that no pod can be attached.

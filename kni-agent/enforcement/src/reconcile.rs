@@ -38,7 +38,11 @@ impl Enforcer {
                 tokio::task::spawn_blocking(move || sync.tick(number)).await
             } else {
                 tokio::time::sleep(GATHER).await;
-                tokio::task::spawn_blocking(move || sync.catch_up()).await
+                tokio::task::spawn_blocking(move || {
+                    sync.catch_up();
+                    sync.catch_up_services();
+                })
+                .await
             };
             if let Err(error) = done {
                 // A panic is a bug; the next round starts from the inputs again.
@@ -50,10 +54,7 @@ impl Enforcer {
     /// The work of each second.
     fn tick(&self, number: u64) {
         lock(&self.services).engine.tick();
-        if self.may_try_services() {
-            // The failure is logged, recorded for the health status and retried there.
-            let _logged = self.sync_services().is_err();
-        }
+        self.catch_up_services();
         if lock(&self.health).policy.has_failed() {
             self.catch_up();
         }
@@ -66,8 +67,12 @@ impl Enforcer {
         }
     }
 
-    fn may_try_services(&self) -> bool {
-        lock(&self.health).services.may_try(Instant::now())
+    fn catch_up_services(&self) {
+        let may_try = lock(&self.health).services.may_try(Instant::now());
+        if may_try {
+            // The failure is logged, recorded for the health status and retried there.
+            let _logged = self.sync_services().is_err();
+        }
     }
 
     fn catch_up(&self) {

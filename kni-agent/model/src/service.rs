@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use super::NetworkName;
+use ipnet::IpNet;
+
+use super::{NetworkId, NetworkName, PodRef};
 
 /// Names a Service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,10 +104,22 @@ pub struct SliceEndpoint {
     pub terminating: bool,
     /// Its node.
     pub node: Option<String>,
+    /// The pod that it stands for (`targetRef`); `None` for everything else, also for a pod with the addresses of its
+    /// node.
+    pub pod: Option<PodRef>,
     /// Zones that should use it (`hints.forZones`).
     pub for_zones: BTreeSet<String>,
     /// Nodes that should use it (`hints.forNodes`).
     pub for_nodes: BTreeSet<String>,
+}
+
+/// A network, with the properties that determine the endpoints of its Services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceNetwork {
+    /// Its number on this node.
+    pub id: NetworkId,
+    /// The address ranges of its pods.
+    pub subnets: Vec<IpNet>,
 }
 
 /// The properties of the node that determine its choice of endpoints.

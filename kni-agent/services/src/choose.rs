@@ -11,6 +11,9 @@ pub enum NoBackendReason {
     /// No `EndpointSlice` has an endpoint of this family for this port.
     #[error("there is no endpoint")]
     NoEndpoint,
+    /// No endpoint of this family is a known pod of the Service's network or a host outside.
+    #[error("no endpoint is a known pod of the network or a host outside")]
+    NoMember,
     /// No endpoint is ready, and no terminating endpoint serves.
     #[error("no endpoint is ready")]
     NoneReady,

@@ -8,12 +8,14 @@ use std::{
 
 use kni_common::{address::from_ip, service::ServiceKey};
 use kni_model::{
-    NetworkId, NetworkName, ServiceStep, ServiceTables,
-    service::{EndpointSlice, NodePlace, Service, ServicePort, ServiceRef},
+    NetworkId, NetworkName, SandboxId, ServiceStep, ServiceTables,
+    policy::PolicyPod,
+    service::{EndpointSlice, NodePlace, Service, ServiceNetwork, ServicePort, ServiceRef},
 };
 
 mod choose;
 mod map_state;
+mod members;
 mod plan;
 mod resolve;
 #[cfg(test)]
@@ -22,6 +24,7 @@ mod view;
 
 pub use choose::NoBackendReason;
 use map_state::MapState;
+pub use members::Strangers;
 use resolve::{Desired, Inputs};
 pub use view::FrontendView;
 
@@ -36,6 +39,8 @@ pub use view::FrontendView;
 #[derive(Debug)]
 pub struct ServiceEngine {
     inputs: Inputs,
+    /// The addresses of all endpoints.
+    named: BTreeSet<IpAddr>,
     /// Whether an input changed since `desired` was computed.
     changed: bool,
     desired: Desired,
@@ -58,6 +63,7 @@ impl ServiceEngine {
                 place,
                 ..Inputs::default()
             },
+            named: BTreeSet::new(),
             changed: true,
             desired: Desired::default(),
             maps: MapState::adopt(adopted),
@@ -78,12 +84,29 @@ impl ServiceEngine {
     /// Replaces all `EndpointSlice`s.
     pub fn set_slices(&mut self, mut slices: Vec<EndpointSlice>) {
         slices.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-        self.changed |= self.inputs.slices != slices;
+        if self.inputs.slices == slices {
+            return;
+        }
+        self.changed = true;
+        let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
+        let addresses = endpoints.filter_map(|endpoint| endpoint.addresses.first());
+        self.named = addresses.map(IpAddr::to_canonical).collect();
         self.inputs.slices = slices;
     }
 
-    /// Replaces the numbers of the networks and the default network. Services of other networks are not applied.
-    pub fn set_networks(&mut self, networks: BTreeMap<NetworkName, NetworkId>, default: Option<NetworkName>) {
+    /// Adds or replaces a pod: one of this node, or a confirmed one of another node. Endpoints are checked again only
+    /// if one has an address of the pod.
+    pub fn put_pod(&mut self, pod: &PolicyPod) {
+        self.changed |= self.inputs.members.put(pod, &self.named);
+    }
+
+    /// Removes a pod.
+    pub fn remove_pod(&mut self, sandbox: &SandboxId) {
+        self.changed |= self.inputs.members.remove(sandbox, &self.named);
+    }
+
+    /// Replaces the networks and the default network. Services of other networks are not applied.
+    pub fn set_networks(&mut self, networks: BTreeMap<NetworkName, ServiceNetwork>, default: Option<NetworkName>) {
         self.changed |= self.inputs.networks != networks || self.inputs.default_network != default;
         self.inputs.networks = networks;
         self.inputs.default_network = default;
@@ -158,9 +181,19 @@ impl ServiceEngine {
     }
 
     /// The parts of Services that are not applied, with the reasons, as of the last plan: a port that another Service
-    /// has at the same address (the first by namespace and name wins), or an unknown network.
+    /// has at the same address (the first by namespace and name wins), an unknown
+    /// network, or [`Self::strangers`].
     pub fn refused(&self) -> Vec<String> {
-        self.desired.refused.clone()
+        let mut refused = self.desired.refused.clone();
+        let strangers = self.desired.strangers.iter();
+        refused.extend(strangers.map(|strangers| format!("Service {}: {strangers}", strangers.service)));
+        refused
+    }
+
+    /// The endpoints that are neither pods of their Service's network nor hosts outside, as of the last plan. In a
+    /// network without a pod of this node, only those that the slices place on this node.
+    pub fn strangers(&self) -> &[Strangers] {
+        &self.desired.strangers
     }
 }
 

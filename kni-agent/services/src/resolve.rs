@@ -11,11 +11,12 @@ use kni_common::{
 };
 use kni_model::{
     NetworkId, NetworkName,
-    service::{EndpointSlice, NodePlace, Service, ServicePort, ServiceRef},
+    service::{EndpointSlice, NodePlace, Service, ServiceNetwork, ServicePort, ServiceRef, SliceEndpoint},
 };
 
 use super::{
-    choose::{Candidate, Choice, choose},
+    choose::{Candidate, Choice, NoBackendReason, choose},
+    members::{Members, Strangers},
     service_key,
 };
 
@@ -26,9 +27,10 @@ pub(super) struct Inputs {
     pub(super) services: Vec<Service>,
     /// Sorted by namespace and name.
     pub(super) slices: Vec<EndpointSlice>,
-    pub(super) networks: BTreeMap<NetworkName, NetworkId>,
+    pub(super) networks: BTreeMap<NetworkName, ServiceNetwork>,
     pub(super) default_network: Option<NetworkName>,
     pub(super) place: NodePlace,
+    pub(super) members: Members,
 }
 
 /// The desired state that follows from the inputs.
@@ -39,6 +41,8 @@ pub(super) struct Desired {
     /// Addresses of Services that another proxy serves.
     pub(super) foreign: BTreeMap<NetworkId, BTreeSet<IpAddr>>,
     pub(super) refused: Vec<String>,
+    /// By Service, at most one for each network.
+    pub(super) strangers: Vec<Strangers>,
 }
 
 /// A service port at one virtual address.
@@ -55,6 +59,9 @@ pub(super) struct Frontend {
 /// Slices by namespace and name of their Service.
 type SlicesOf<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a EndpointSlice>>;
 
+/// A slice with its endpoints that the Service's network admits.
+type Admitted<'a> = (&'a EndpointSlice, Vec<(&'a SliceEndpoint, IpAddr)>);
+
 pub(super) fn resolve(inputs: &Inputs) -> Desired {
     let mut slices = SlicesOf::new();
     for slice in &inputs.slices {
@@ -63,9 +70,10 @@ pub(super) fn resolve(inputs: &Inputs) -> Desired {
     }
     let mut desired = Desired::default();
     for service in &inputs.services {
-        let Some((network, id)) = desired.network(inputs, service) else {
+        let Some((name, network)) = desired.network(inputs, service) else {
             continue;
         };
+        let id = network.id;
         if service.foreign {
             let addresses = service.cluster_ips.iter().map(IpAddr::to_canonical);
             desired.foreign.entry(id).or_default().extend(addresses);
@@ -73,13 +81,14 @@ pub(super) fn resolve(inputs: &Inputs) -> Desired {
         }
         let of_service = (service.reference.namespace.as_str(), service.reference.name.as_str());
         let slices = slices.get(&of_service).map_or([].as_slice(), Vec::as_slice);
+        let slices = desired.admitted(inputs, service, (name, network), slices);
         for address in service.cluster_ips.iter().map(IpAddr::to_canonical) {
             desired.addresses.insert(AddressKey {
                 network: id.get(),
                 address: from_ip(address),
             });
             for port in &service.ports {
-                desired.add(&inputs.place, service, port, (network, id), address, slices);
+                desired.add(&inputs.place, service, port, (name, id), address, &slices);
             }
         }
     }
@@ -89,14 +98,57 @@ pub(super) fn resolve(inputs: &Inputs) -> Desired {
 impl Desired {
     /// The network of a Service, if it is known. Without a default network the Services of the default network have
     /// none, which is not reported for each of them; neither are problems of another proxy's Services.
-    fn network<'a>(&mut self, inputs: &'a Inputs, service: &'a Service) -> Option<(&'a NetworkName, NetworkId)> {
+    fn network<'a>(
+        &mut self,
+        inputs: &'a Inputs,
+        service: &'a Service,
+    ) -> Option<(&'a NetworkName, &'a ServiceNetwork)> {
         let name = service.network.as_ref().or(inputs.default_network.as_ref())?;
-        let id = inputs.networks.get(name).copied();
-        if id.is_none() && service.network.is_some() && !service.foreign {
+        let network = inputs.networks.get(name);
+        if network.is_none() && service.network.is_some() && !service.foreign {
             self.refused
                 .push(format!("Service {}: network {name} is not known", service.reference));
         }
-        Some((name, id?))
+        Some((name, network?))
+    }
+
+    /// The slices with the endpoints that the network admits, each at its first address. Notes the others if the node
+    /// can tell.
+    fn admitted<'a>(
+        &mut self,
+        inputs: &Inputs,
+        service: &Service,
+        (name, network): (&NetworkName, &ServiceNetwork),
+        slices: &[&'a EndpointSlice],
+    ) -> Vec<Admitted<'a>> {
+        let mut strangers = BTreeMap::new();
+        let are_known = inputs.members.are_known(network.id);
+        let mut admits = |endpoint: &'a SliceEndpoint| {
+            let address = endpoint.addresses.first()?.to_canonical();
+            if inputs.members.admits(network, &inputs.networks, (endpoint, address)) {
+                return Some((endpoint, address));
+            }
+            if are_known || endpoint.node.as_ref() == Some(&inputs.place.name) {
+                strangers.insert(address, endpoint);
+            }
+            None
+        };
+        let admitted = slices.iter().map(|slice| {
+            let endpoints = slice.endpoints.iter().filter_map(&mut admits);
+            (*slice, endpoints.collect())
+        });
+        let admitted = admitted.collect();
+        let count = strangers.len();
+        self.strangers
+            .extend(strangers.into_iter().next().map(|(address, endpoint)| Strangers {
+                service: service.reference.clone(),
+                network: name.clone(),
+                address,
+                pod: endpoint.pod.clone(),
+                node: endpoint.node.clone(),
+                count,
+            }));
+        admitted
     }
 
     fn add(
@@ -106,18 +158,23 @@ impl Desired {
         port: &ServicePort,
         (network, id): (&NetworkName, NetworkId),
         address: IpAddr,
-        slices: &[&EndpointSlice],
+        slices: &[Admitted<'_>],
     ) {
         match self.frontends.entry(service_key(id, address, port.protocol, port.port)) {
             Entry::Vacant(entry) => {
                 let candidates = candidates(place, port, address, slices);
+                let mut choice = choose(&candidates, service.local_only, service.distribution);
+                let are_refused = |(slice, admitted): &Admitted<'_>| slice.endpoints.len() > admitted.len();
+                if candidates.is_empty() && slices.iter().any(are_refused) {
+                    choice.empty = Some(NoBackendReason::NoMember);
+                }
                 entry.insert(Frontend {
                     service: service.reference.clone(),
                     port: port.clone(),
                     network: network.clone(),
                     address,
                     affinity_seconds: service.affinity_seconds,
-                    choice: choose(&candidates, service.local_only, service.distribution),
+                    choice,
                 });
             }
             Entry::Occupied(entry) => self.refused.push(format!(
@@ -137,21 +194,18 @@ fn candidates(
     place: &NodePlace,
     port: &ServicePort,
     family_of: IpAddr,
-    slices: &[&EndpointSlice],
+    slices: &[Admitted<'_>],
 ) -> BTreeMap<BackendValue, Candidate> {
     let mut found = BTreeMap::<BackendValue, Candidate>::new();
-    for slice in slices {
+    for (slice, endpoints) in slices {
         let numbers = slice.ports.iter();
         let numbers = numbers.filter(|p| p.name == port.name && p.protocol == port.protocol);
         for number in numbers.map(|p| p.port) {
-            for endpoint in &slice.endpoints {
-                let address = endpoint.addresses.first().map(IpAddr::to_canonical);
-                let Some(address) = address.filter(|a| a.is_ipv4() == family_of.is_ipv4()) else {
-                    continue;
-                };
+            let of_family = |(_, address): &&(_, IpAddr)| address.is_ipv4() == family_of.is_ipv4();
+            for (endpoint, address) in endpoints.iter().filter(of_family) {
                 let candidate = Candidate::new(endpoint, place);
                 found
-                    .entry(backend(address, number))
+                    .entry(backend(*address, number))
                     .and_modify(|known| known.merge(candidate))
                     .or_insert(candidate);
             }

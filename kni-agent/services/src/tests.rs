@@ -18,6 +18,7 @@ mod choice;
 mod converge;
 mod foreign;
 mod maps;
+mod members;
 mod restart;
 mod rows;
 mod stale_flows;
@@ -46,9 +47,16 @@ fn network_name(text: &str) -> NetworkName {
     text.parse().unwrap()
 }
 
+/// A network. Without subnets, endpoints that name no pod are hosts outside.
+fn of_subnets(name: &str, id: u32, subnets: &[&str]) -> (NetworkName, ServiceNetwork) {
+    let subnets = subnets.iter().map(|subnet| subnet.parse().unwrap()).collect();
+    let id = network(id);
+    (network_name(name), ServiceNetwork { id, subnets })
+}
+
 fn networks(engine: &mut ServiceEngine) {
-    let numbers = [("default", 1), ("blue", 2)].map(|(name, id)| (network_name(name), network(id)));
-    engine.set_networks(numbers.into(), Some(network_name("default")));
+    let networks = [("default", 1), ("blue", 2)].map(|(name, id)| of_subnets(name, id, &[]));
+    engine.set_networks(networks.into(), Some(network_name("default")));
 }
 
 fn engine(adopted: ServiceTables) -> ServiceEngine {
@@ -105,6 +113,7 @@ fn ready(address: &str) -> SliceEndpoint {
         serving: true,
         terminating: false,
         node: Some("there".to_owned()),
+        pod: None,
         for_zones: BTreeSet::new(),
         for_nodes: BTreeSet::new(),
     }

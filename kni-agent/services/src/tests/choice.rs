@@ -63,6 +63,7 @@ fn slices(all: &[Drawn]) -> Vec<EndpointSlice> {
             serving: d.serving,
             terminating: d.terminating,
             node: d.node.map(str::to_owned),
+            pod: None,
             for_zones: strings(&d.zones),
             for_nodes: strings(&d.nodes),
         });

@@ -65,9 +65,7 @@ fn one_that_changes_its_proxy_has_rows_or_is_told() {
 #[test]
 fn where_there_is_no_default_network_they_are_nowhere() {
     let mut world = World::new(vec![foreign("web", None, &[WEB])], vec![]);
-    world
-        .engine
-        .set_networks([(network_name("blue"), network(2))].into(), None);
+    world.engine.set_networks([of_subnets("blue", 2, &[])].into(), None);
     world.reconcile();
     assert!(reported(&world).is_empty());
 }

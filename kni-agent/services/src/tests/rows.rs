@@ -257,9 +257,7 @@ fn a_service_of_an_unknown_network_is_not_in_force() {
     assert_eq!(world.maps.tables(), ServiceTables::default());
     assert_eq!(world.engine.refused(), ["Service x/red: network red is not known"]);
 
-    world
-        .engine
-        .set_networks([(network_name("red"), network(7))].into(), None);
+    world.engine.set_networks([of_subnets("red", 7, &[])].into(), None);
     world.reconcile();
     assert!(world.engine.refused().is_empty());
     assert_eq!(world.maps.services.keys().collect::<Vec<_>>(), [&key(7, WEB, TCP, 80)]);

@@ -70,6 +70,7 @@ fn api_server(tables: &mut Tables, namespace: &str, service: &str, address: &str
         serving: true,
         terminating: false,
         node: None,
+        pod: None,
         for_zones: BTreeSet::new(),
         for_nodes: BTreeSet::new(),
     };

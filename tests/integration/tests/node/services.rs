@@ -19,12 +19,14 @@
 //! | 14 beside kube-proxy in both modes | `beside`; pods without Services of KNI in `dnat` |
 //! | 15 many slices, an endpoint in two of them | `ports` |
 //! | a virtual address in two networks | `apart` |
+//! | endpoints that are pods of another network, or of none | `members` |
 
 mod affinity;
 mod apart;
 mod beside;
 mod external;
 mod hairpin;
+mod members;
 mod moved;
 pub(crate) mod objects;
 mod ports;

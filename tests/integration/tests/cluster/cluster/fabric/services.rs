@@ -6,15 +6,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::{core::v1::Service, events::v1::Event};
 use kni_integration::{
     Pod,
     cluster::{PATIENCE, objects},
     require,
-    traffic::{new_token, tcp_get, udp_ask},
+    traffic::{NoAnswer, new_token, tcp_get, udp_ask},
     wait,
 };
-use kube::Api;
+use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
 use super::{
@@ -67,6 +67,51 @@ async fn a_service_leads_to_backends_on_other_nodes() -> Result<()> {
             crowd.queries_are_answered_elsewhere().await?;
         }
     }
+    for (name, v4) in FRONTS {
+        pods_of_another_network_get_no_connections(&bed, name, v4).await?;
+    }
+    Ok(())
+}
+
+/// A Service of a tenant without the label belongs to the default network, and its endpoint is the tenant's pod on node
+/// 2. Clients are refused, and the node of the pod reports it.
+async fn pods_of_another_network_get_no_connections(bed: &Bed, name: &str, v4: bool) -> Result<()> {
+    let (team, client) = ("red-team", bed.pod("plain", 1));
+    let (name, backend) = (format!("unlabelled-{name}"), bed.pod(team, 2));
+    let at = address(backend, v4).to_string();
+    let [service, mut slice] = objects::service(team, &name, FRONT, (&at, PORT), &json!({}));
+    slice["endpoints"] = json!([{
+        "addresses": [at], "nodeName": "node2", "conditions": { "ready": true },
+        "targetRef": { "kind": "Pod", "namespace": team, "name": backend.name, "uid": backend.uid },
+    }]);
+    bed.cluster.apply(&[service, slice]).await?;
+    let front = front_of(bed, team, &name).await?;
+    let what = format!("{} is refused at {front}", identity(client));
+    wait::until(&what, PATIENCE, async || {
+        let tcp = tcp_get(&client.inside, front, FRONT, ANSWER);
+        ensure!(tcp == Err(NoAnswer::Refused), "{tcp:?}");
+        Ok(true)
+    })
+    .await?;
+    let events: Api<Event> = Api::namespaced(bed.cluster.client.clone(), team);
+    let expected = format!(
+        "endpoint {at} (pod {team}/{}) is neither a pod of network default",
+        backend.name
+    );
+    wait::until(&format!("an event about {team}/{name}"), PATIENCE, async || {
+        let listed = events.list(&ListParams::default()).await?.items;
+        let about = listed
+            .iter()
+            .filter(|event| event.reason.as_deref() == Some("EndpointNotInNetwork"))
+            .filter(|event| event.regarding.as_ref().and_then(|about| about.name.as_ref()) == Some(&name));
+        let notes: Vec<&String> = about.filter_map(|event| event.note.as_ref()).collect();
+        ensure!(
+            notes.len() == 1 && notes[0].starts_with(&expected),
+            "{notes:?}, not {expected}"
+        );
+        Ok(true)
+    })
+    .await?;
     Ok(())
 }
 
