@@ -163,7 +163,7 @@ async fn start(
         .then(|| dataplane.count_program_runs())
         .transpose();
     let counting = counting.context("counting the runs of programs")?.map(Arc::new);
-    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args), settings::quota(args));
+    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args), settings::quotas(args));
     let sync = Arc::new(sync.context("reading the tables of policies and services")?);
     if let ObjectSource::Manifests(manifests, _) = source {
         set_objects(&sync, manifests);

@@ -176,7 +176,8 @@ pub struct ServeArgs {
     /// affected.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(8..=4_194_304))]
     pub max_policy_rows_per_namespace: Option<u32>,
-    /// Maximum number of service ports, by virtual address; the limit for endpoints is four times as large.
+    /// Maximum number of service ports, by virtual address; twice as many endpoints fit, each counted for each port.
+    /// Where Services need more, each namespace gets a fair share.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SERVICES,
         value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub max_services: u32,

@@ -97,6 +97,8 @@ pub(super) struct Health {
     closed: BTreeMap<String, String>,
     /// The endpoints that this affects, with their namespaces.
     closed_endpoints: BTreeMap<EndpointId, String>,
+    /// Namespaces with Services that are not applied because they exceed their share, and why.
+    exceeding: BTreeMap<String, String>,
 }
 
 impl Health {
@@ -149,6 +151,23 @@ impl Health {
         self.closed = closed;
     }
 
+    /// Records the namespaces whose Services exceed their share of rows. Changes are logged once.
+    pub(super) fn exceeding(&mut self, namespaces: &BTreeMap<String, String>) {
+        if self.exceeding == *namespaces {
+            return;
+        }
+        for (namespace, reason) in namespaces
+            .iter()
+            .filter(|(name, _)| !self.exceeding.contains_key(*name))
+        {
+            tracing::warn!(namespace, reason, "Services of a namespace are not applied");
+        }
+        for namespace in self.exceeding.keys().filter(|name| !namespaces.contains_key(*name)) {
+            tracing::info!(namespace, "the Services of the namespace are applied again");
+        }
+        self.exceeding.clone_from(namespaces);
+    }
+
     pub(super) fn closed_namespaces(&self) -> &BTreeMap<String, String> {
         &self.closed
     }
@@ -162,7 +181,7 @@ impl Health {
         self.policy.failed.as_ref().map(|failure| failure.reason.clone())
     }
 
-    /// Why services are not applied, or flows are not counted.
+    /// Why services are not applied, or flows are not counted, and the namespaces over their quotas.
     pub(super) fn other_problems(&self) -> Vec<String> {
         let services = self.services.failed.as_ref();
         let services = services.map(|failure| format!("services are not applied: {}", failure.reason));
@@ -170,7 +189,14 @@ impl Health {
         let sweep = sweep.map(|reason| format!("flows are not counted: {reason}"));
         let closed = self.closed.values().take(MOST_CLOSED);
         let closed = closed.map(|reason| format!("policies are enforced without rules: {reason}"));
-        services.into_iter().chain(sweep).chain(closed).collect()
+        let exceeding = self.exceeding.values().take(MOST_CLOSED);
+        let exceeding = exceeding.map(|reason| format!("some Services are not applied: {reason}"));
+        services
+            .into_iter()
+            .chain(sweep)
+            .chain(closed)
+            .chain(exceeding)
+            .collect()
     }
 
     pub(super) fn counts(&self) -> PolicyCounts {
@@ -239,6 +265,10 @@ mod tests {
         assert_eq!(health.policy_problem(), None);
         health.services_ended(None);
         health.sweep_ended(None);
+        assert!(health.other_problems().is_empty());
+        health.exceeding(&[("shop".to_owned(), "too many".to_owned())].into());
+        assert_eq!(health.other_problems(), ["some Services are not applied: too many"]);
+        health.exceeding(&BTreeMap::new());
         assert!(health.other_problems().is_empty());
     }
 }

@@ -28,7 +28,7 @@ use kni_model::{
 use kni_policy::PolicyEngine;
 pub use kni_policy::Quota;
 use kni_services::ServiceEngine;
-pub use kni_services::Strangers;
+pub use kni_services::{ServiceQuota, Strangers};
 pub use names::PolicySummary;
 use tokio::sync::Notify;
 
@@ -91,10 +91,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Enforcer {
     /// Takes over the current content of the dataplane's tables. Changes nothing until all inputs are known: for
     /// policies after [`Self::set_objects`] and [`Self::adopted`], for services also after [`Self::set_networks`].
-    /// `quota`: the rows that policies may need.
-    pub fn new(dataplane: Arc<Dataplane>, place: NodePlace, quota: Quota) -> Result<Self, DataplaneError> {
-        let policy = PolicyEngine::new(dataplane.policy_tables()?).with_quota(quota);
-        let services = ServiceEngine::new(dataplane.service_tables()?, place, dataplane.hz());
+    /// Last the rows that policies and Services may need.
+    pub fn new(
+        dataplane: Arc<Dataplane>,
+        place: NodePlace,
+        (policies, services): (Quota, ServiceQuota),
+    ) -> Result<Self, DataplaneError> {
+        let policy = PolicyEngine::new(dataplane.policy_tables()?).with_quota(policies);
+        let engine = ServiceEngine::new(dataplane.service_tables()?, place, dataplane.hz());
+        let services = engine.with_quota(services);
         Ok(Self {
             dataplane,
             policy: Mutex::new(PolicySide {
@@ -283,7 +288,11 @@ impl Enforcer {
         // Rows of a service take precedence over a route: a service that moves to KNI has its rows by now. A service
         // that moves to another proxy has neither for a moment, and the sender retransmits.
         let applied = applied.and_then(|()| self.dataplane.set_foreign_services(side.engine.foreign_addresses()));
-        lock(&self.health).services_ended(applied.as_ref().err());
+        {
+            let mut health = lock(&self.health);
+            health.services_ended(applied.as_ref().err());
+            health.exceeding(side.engine.overruns());
+        }
         applied.map(|()| rows).map_err(SyncError::Services)
     }
 }

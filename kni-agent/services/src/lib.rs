@@ -13,10 +13,12 @@ use kni_model::{
     service::{EndpointSlice, NodePlace, Service, ServiceNetwork, ServicePort, ServiceRef},
 };
 
+mod changes;
 mod choose;
 mod map_state;
 mod members;
 mod plan;
+mod quota;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -25,6 +27,7 @@ mod view;
 pub use choose::NoBackendReason;
 use map_state::MapState;
 pub use members::Strangers;
+pub use quota::ServiceQuota;
 use resolve::{Desired, Inputs};
 pub use view::FrontendView;
 
@@ -45,6 +48,7 @@ pub struct ServiceEngine {
     changed: bool,
     desired: Desired,
     maps: MapState,
+    quota: ServiceQuota,
     /// Steps that were handed out and not confirmed.
     pending: Vec<ServiceStep>,
     /// Frontends of the last plan, by id.
@@ -67,10 +71,18 @@ impl ServiceEngine {
             changed: true,
             desired: Desired::default(),
             maps: MapState::adopt(adopted),
+            quota: ServiceQuota::default(),
             pending: Vec::new(),
             ids: BTreeMap::new(),
             hz,
         }
+    }
+
+    /// Limits the rows to the sizes of the tables.
+    #[must_use]
+    pub fn with_quota(mut self, quota: ServiceQuota) -> Self {
+        self.quota = quota;
+        self
     }
 
     /// Replaces all Services. They must not include headless ones. Those of another proxy have no rows;
@@ -128,10 +140,10 @@ impl ServiceEngine {
             return Vec::new();
         }
         if self.changed {
-            self.desired = resolve::resolve(&self.inputs);
+            self.desired = resolve::resolve(&self.inputs, self.quota);
             self.changed = false;
         }
-        let plan = plan::plan(&mut self.maps, &self.desired, self.hz);
+        let plan = plan::plan(&mut self.maps, &self.desired, self.hz, self.quota);
         self.ids = plan.ids;
         if plan.steps.is_empty() {
             self.maps.confirm_all();
@@ -182,12 +194,17 @@ impl ServiceEngine {
 
     /// The parts of Services that are not applied, with the reasons, as of the last plan: a port that another Service
     /// has at the same address (the first by namespace and name wins), an unknown
-    /// network, or [`Self::strangers`].
+    /// network, a namespace over its share, or [`Self::strangers`].
     pub fn refused(&self) -> Vec<String> {
         let mut refused = self.desired.refused.clone();
         let strangers = self.desired.strangers.iter();
         refused.extend(strangers.map(|strangers| format!("Service {}: {strangers}", strangers.service)));
         refused
+    }
+
+    /// Namespaces whose Services need more rows than their share, with the reason, as of the last plan.
+    pub fn overruns(&self) -> &BTreeMap<String, String> {
+        &self.desired.overruns
     }
 
     /// The endpoints that are neither pods of their Service's network nor hosts outside, as of the last plan. In a

@@ -25,6 +25,10 @@ pub(super) struct MapState {
     used: BTreeMap<ServiceKey, Used>,
     /// Unreferenced lists, and the tick since which they are unreferenced.
     retired: BTreeMap<u32, u64>,
+    /// The namespace of each list, if it is known.
+    owners: BTreeMap<u32, String>,
+    /// Whether lists of the last plan wait for room.
+    postponed: bool,
     now: u64,
     /// The next candidate for the number of an id or a list. Both use one sequence, so that it stays far from the ids
     /// of removed service ports, also after a restart: leftover rows of `AFFINITY` would lead to a wrong backend.
@@ -77,7 +81,26 @@ impl MapState {
 
     /// Whether a plan is needed even if the desired state is unchanged.
     pub(super) fn has_work(&self) -> bool {
-        self.unconfirmed.is_some() || self.expired().next().is_some()
+        self.unconfirmed.is_some() || self.postponed || self.expired().next().is_some()
+    }
+
+    pub(super) fn postpone(&mut self, postponed: bool) {
+        self.postponed = postponed;
+    }
+
+    /// Notes the namespace that a list belongs to.
+    pub(super) fn own(&mut self, list: u32, namespace: &str) {
+        self.owners.entry(list).or_insert_with(|| namespace.to_owned());
+    }
+
+    /// The rows of each list whose namespace is known, and whether a confirmed row names it.
+    pub(super) fn held(&self) -> impl Iterator<Item = (&str, usize, bool)> {
+        let named = self.named();
+        let owners = self.owners.iter();
+        owners.map(move |(list, namespace)| {
+            let rows = self.rows_of(*list).count();
+            (namespace.as_str(), rows, named.contains(list))
+        })
     }
 
     /// Every number that must not be assigned again.
@@ -139,6 +162,14 @@ impl MapState {
     pub(super) fn is_list(&self, list: u32, backends: &[BackendValue]) -> bool {
         let slots = self.rows_of(list).map(|(key, _)| key.slot);
         slots.eq((0..).take(backends.len())) && self.rows_of(list).map(|(_, value)| value).eq(backends)
+    }
+
+    /// Whether a row of the frontend may name a list of exactly these backends, or needs none.
+    pub(super) fn has_list(&self, key: &ServiceKey, backends: &[BackendValue]) -> bool {
+        backends.is_empty()
+            || self
+                .values(key)
+                .any(|row| row.backends != 0 && self.is_list(row.backends, backends))
     }
 
     /// Whether rows of the list may be missing.
@@ -230,8 +261,9 @@ impl MapState {
     /// Records that the whole plan was carried out: all rows are confirmed, and unreferenced lists retire now.
     pub(super) fn confirm_all(&mut self) {
         self.unconfirmed = None;
-        let rows = self.tables.services.values().filter(|row| row.count != 0);
-        let named: BTreeSet<u32> = rows.map(|row| row.backends).collect();
+        let named = self.named();
+        let lists: BTreeSet<u32> = self.lists().collect();
+        self.owners.retain(|list, _| lists.contains(list));
         let before = std::mem::take(&mut self.retired);
         let unnamed = self.lists().filter(|list| !named.contains(list));
         let retired = unnamed.map(|list| (list, before.get(&list).copied().unwrap_or(self.now)));
@@ -253,6 +285,12 @@ impl MapState {
         let used = self.used.entry(key).or_default();
         used.removed = None;
         used.backends.extend(backends);
+    }
+
+    /// The lists that rows name.
+    fn named(&self) -> BTreeSet<u32> {
+        let rows = self.tables.services.values().filter(|row| row.count != 0);
+        rows.map(|row| row.backends).collect()
     }
 
     fn expired(&self) -> impl Iterator<Item = u32> {

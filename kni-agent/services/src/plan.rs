@@ -9,8 +9,10 @@ use kni_common::{
 use kni_model::{GoneBackend, ServiceStep};
 
 use super::{
+    changes,
     choose::NoBackendReason,
     map_state::{MapState, UDP},
+    quota::ServiceQuota,
     resolve::{Desired, Frontend},
 };
 
@@ -20,7 +22,9 @@ pub(super) struct Plan {
     pub(super) ids: BTreeMap<u32, ServiceKey>,
 }
 
-pub(super) fn plan(maps: &mut MapState, desired: &Desired, hz: u32) -> Plan {
+pub(super) fn plan(maps: &mut MapState, desired: &Desired, hz: u32, quota: ServiceQuota) -> Plan {
+    let waiting = changes::postponed(quota, maps, &desired.frontends);
+    maps.postpone(!waiting.is_empty());
     let mut draft = Draft {
         numbers: maps.numbers(),
         maps,
@@ -29,11 +33,16 @@ pub(super) fn plan(maps: &mut MapState, desired: &Desired, hz: u32) -> Plan {
         backends: Vec::new(),
         services: Vec::new(),
         gone: Vec::new(),
+        withheld: BTreeSet::new(),
     };
     for (key, frontend) in &desired.frontends {
-        draft.add(*key, frontend);
+        if waiting.contains(key) {
+            draft.leave(*key);
+        } else {
+            draft.add(*key, frontend);
+        }
     }
-    draft.finish(desired)
+    draft.finish(desired, quota)
 }
 
 struct Draft<'a> {
@@ -45,6 +54,8 @@ struct Draft<'a> {
     backends: Vec<(BackendKey, BackendValue)>,
     services: Vec<(ServiceKey, ServiceValue)>,
     gone: Vec<GoneBackend>,
+    /// Desired frontends that have no row yet.
+    withheld: BTreeSet<ServiceKey>,
 }
 
 impl Draft<'_> {
@@ -54,7 +65,7 @@ impl Draft<'_> {
         let local = frontend.choice.empty == Some(NoBackendReason::NoneLocal);
         let value = ServiceValue {
             service,
-            backends: self.list(&key, backends),
+            backends: self.list(&key, frontend),
             count: backends.len().try_into().unwrap_or(u32::MAX),
             flags: if local { SERVICE_DROP_IF_EMPTY } else { 0 },
             affinity: frontend.affinity_seconds.unwrap_or(0).saturating_mul(self.hz),
@@ -64,6 +75,18 @@ impl Draft<'_> {
             self.services.push((key, value));
         }
         self.remove_stale_flows(key, service, frontend);
+    }
+
+    /// Leaves the row of a frontend as it was last confirmed.
+    fn leave(&mut self, key: ServiceKey) {
+        let Some(row) = self.maps.tables().services.get(&key).copied() else {
+            self.withheld.insert(key);
+            return;
+        };
+        self.ids.insert(row.service, key);
+        if self.maps.confirmed(&key).is_none() {
+            self.services.push((key, row));
+        }
     }
 
     /// The id of the frontend, or a new one; also a new one if its row has no id or the id of another frontend.
@@ -76,7 +99,8 @@ impl Draft<'_> {
     }
 
     /// The number of a list of these backends: an existing one of the frontend, or a new one; 0 for an empty list.
-    fn list(&mut self, key: &ServiceKey, backends: &[BackendValue]) -> u32 {
+    fn list(&mut self, key: &ServiceKey, frontend: &Frontend) -> u32 {
+        let backends = &frontend.choice.backends;
         if backends.is_empty() {
             return 0;
         }
@@ -84,6 +108,7 @@ impl Draft<'_> {
         let list = self.maps.values(key).map(|value| value.backends).find(is_same);
         let complete = list.is_some_and(|list| !self.maps.is_unconfirmed_list(list));
         let list = list.unwrap_or_else(|| self.maps.fresh(&mut self.numbers));
+        self.maps.own(list, &frontend.service.namespace);
         if !complete {
             let keys = (0..).map(|slot| BackendKey { backends: list, slot });
             self.backends.extend(keys.zip(backends.iter().copied()));
@@ -114,7 +139,7 @@ impl Draft<'_> {
         }));
     }
 
-    fn finish(self, desired: &Desired) -> Plan {
+    fn finish(self, desired: &Desired, quota: ServiceQuota) -> Plan {
         let maps = self.maps;
         let new_addresses: Vec<AddressKey> = desired
             .addresses
@@ -124,20 +149,32 @@ impl Draft<'_> {
             .collect();
         let old_addresses: Vec<AddressKey> = maps.addresses().difference(&desired.addresses).copied().collect();
         let mut old_services = maps.frontends();
-        old_services.retain(|key| !desired.frontends.contains_key(key));
+        old_services.retain(|key| !desired.frontends.contains_key(key) || self.withheld.contains(key));
         let removable = maps.removable();
-        let steps = [
+        let is_tight = old_services.len() + desired.frontends.len() > quota.services
+            || old_addresses.len() + desired.addresses.len() > quota.services;
+        let put = [
             (!self.backends.is_empty()).then_some(ServiceStep::PutBackends(self.backends)),
             (!self.services.is_empty()).then_some(ServiceStep::PutServices(self.services)),
             (!new_addresses.is_empty()).then_some(ServiceStep::PutAddresses(new_addresses)),
+        ];
+        let remove = [
             (!old_addresses.is_empty()).then_some(ServiceStep::RemoveAddresses(old_addresses)),
             (!old_services.is_empty()).then(|| ServiceStep::RemoveServices(old_services.into_iter().collect())),
+        ];
+        let clean = [
             (!self.gone.is_empty()).then_some(ServiceStep::RemoveFlows(self.gone)),
             (!removable.is_empty()).then_some(ServiceStep::RemoveBackends(removable)),
         ];
-        Plan {
-            steps: steps.into_iter().flatten().collect(),
-            ids: self.ids,
-        }
+        let put = put.into_iter().flatten();
+        let remove = remove.into_iter().flatten();
+        // New rows first, unless there is no room for them beside the old ones.
+        let mut steps: Vec<ServiceStep> = if is_tight {
+            remove.chain(put).collect()
+        } else {
+            put.chain(remove).collect()
+        };
+        steps.extend(clean.into_iter().flatten());
+        Plan { steps, ids: self.ids }
     }
 }

@@ -17,6 +17,7 @@ use kni_model::{
 use super::{
     choose::{Candidate, Choice, NoBackendReason, choose},
     members::{Members, Strangers},
+    quota::{ServiceQuota, limit},
     service_key,
 };
 
@@ -43,6 +44,8 @@ pub(super) struct Desired {
     pub(super) refused: Vec<String>,
     /// By Service, at most one for each network.
     pub(super) strangers: Vec<Strangers>,
+    /// Namespaces over their share, with the reason.
+    pub(super) overruns: BTreeMap<String, String>,
 }
 
 /// A service port at one virtual address.
@@ -62,7 +65,7 @@ type SlicesOf<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a EndpointSlice>>;
 /// A slice with its endpoints that the Service's network admits.
 type Admitted<'a> = (&'a EndpointSlice, Vec<(&'a SliceEndpoint, IpAddr)>);
 
-pub(super) fn resolve(inputs: &Inputs) -> Desired {
+pub(super) fn resolve(inputs: &Inputs, quota: ServiceQuota) -> Desired {
     let mut slices = SlicesOf::new();
     for slice in &inputs.slices {
         let service = (slice.namespace.as_str(), slice.service.as_str());
@@ -92,6 +95,9 @@ pub(super) fn resolve(inputs: &Inputs) -> Desired {
             }
         }
     }
+    let limited = limit(quota, &mut desired.frontends, &mut desired.addresses);
+    desired.refused.extend(limited.refused);
+    desired.overruns = limited.overruns;
     desired
 }
 

@@ -21,6 +21,7 @@ mod maps;
 mod members;
 mod restart;
 mod rows;
+mod shares;
 mod stale_flows;
 mod steps;
 
@@ -184,6 +185,13 @@ impl World {
         let mut world = Self { engine, maps };
         world.reconcile();
         world
+    }
+
+    /// The world with tables of these sizes.
+    fn sized(mut self, sizes: ServiceQuota) -> Self {
+        self.engine = self.engine.with_quota(sizes);
+        self.maps.sizes = sizes;
+        self
     }
 
     /// Plans, carries out and confirms; returns the steps.

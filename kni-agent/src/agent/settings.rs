@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use kni_controllers::Tunnel;
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
-use kni_enforcement::Quota;
+use kni_enforcement::{Quota, ServiceQuota};
 use kni_model::service::NodePlace;
 use kni_plugins::{PluginOptions, Plugins};
 use kni_reflectors::RequestLimits;
@@ -30,13 +30,18 @@ pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
     })
 }
 
-/// The rows of the policy tables, and those of one namespace.
-pub(super) fn quota(args: &ServeArgs) -> Quota {
+/// The rows of the policy tables, those of one namespace, and the rows of the service tables.
+pub(super) fn quotas(args: &ServeArgs) -> (Quota, ServiceQuota) {
     let rows = |rows: u32| usize::try_from(rows).unwrap_or(usize::MAX);
-    Quota {
+    let policies = Quota {
         capacity: rows(args.max_policy_rows),
         share: rows(args.max_policy_rows_per_namespace.unwrap_or(args.max_policy_rows / 8)),
-    }
+    };
+    let services = ServiceQuota {
+        services: rows(args.max_services),
+        backends: rows(args.max_services.saturating_mul(4)),
+    };
+    (policies, services)
 }
 
 pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {

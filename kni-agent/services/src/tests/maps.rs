@@ -17,6 +17,7 @@ pub(super) struct Maps {
     pub(super) now: u64,
     /// A plan failed: until its lists are removed, the engine may know rows that do not exist.
     pub(super) failed: bool,
+    pub(super) sizes: ServiceQuota,
     /// The content of each list that a row ever named.
     lists: BTreeMap<u32, Vec<BackendValue>>,
     /// When the last row that named a list was replaced.
@@ -48,6 +49,13 @@ impl Maps {
     pub(super) fn carry_out(&mut self, steps: &[ServiceStep]) {
         for step in steps {
             self.step(step);
+            let rows = self.services.len().max(self.addresses.len());
+            assert!(rows <= self.sizes.services, "{rows} rows: {step:?}");
+            assert!(
+                self.backends.len() <= self.sizes.backends,
+                "{} rows: {step:?}",
+                self.backends.len()
+            );
         }
     }
 

@@ -20,6 +20,7 @@
 //! | 15 many slices, an endpoint in two of them | `ports` |
 //! | a virtual address in two networks | `apart` |
 //! | endpoints that are pods of another network, or of none | `members` |
+//! | namespaces with more Services, ports, endpoints or changes than the tables have room for | `shares` |
 
 mod affinity;
 mod apart;
@@ -33,6 +34,7 @@ mod ports;
 mod proxies;
 mod refused;
 mod scene;
+mod shares;
 mod stay;
 mod topology;
 mod usable;
