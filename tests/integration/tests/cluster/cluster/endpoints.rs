@@ -182,8 +182,8 @@ async fn forged(cluster: &Cluster) -> Result<()> {
     wait_for_confirmed(cluster, &attacker.name, &own).await.map(drop)
 }
 
-/// Whoever writes a Service or its status, such as a load balancer that uses the addresses of the nodes, keeps no node
-/// off the fabric: neither one that is confirmed, nor one that joins.
+/// A Service with the addresses of nodes, as its tenant or a load balancer writes them, keeps no node off the fabric:
+/// neither one that is confirmed, nor one that joins.
 async fn chosen_by_tenants(cluster: &mut Cluster) -> Result<()> {
     let [known, next] = [&cluster.nodes[0], &cluster.nodes[1]].map(|member| member.node.addresses()[0].to_owned());
     let (network, host) = next.rsplit_once('.').context("an address of IPv4")?;
