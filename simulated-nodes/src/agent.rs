@@ -107,12 +107,12 @@ async fn sync_policies(node: SimulatedNode, cache: ClusterCache) {
             let versions = Some((tables.policy_version(), tables.namespaces.version()));
             (seen != versions).then(|| {
                 seen = versions;
-                let policies = tables.policies().filter_map(|row| row.policy.as_ref().ok());
+                let policies = tables.policies().map(|row| Arc::clone(&row.policy));
                 let namespaces = tables.namespaces.rows().iter();
                 let labels: BTreeMap<String, Labels> = namespaces
                     .map(|(key, labels)| (key.name.clone(), labels.clone()))
                     .collect();
-                (policies.cloned().collect::<Vec<_>>(), labels)
+                (policies.collect::<Vec<_>>(), labels)
             })
         };
         if let Some((policies, namespaces)) = due {

@@ -327,6 +327,7 @@ impl SimulatedNode {
             addresses: self.act(|node, ()| {
                 let found = node.addresses.iter().map(|address| UnderlayAddress {
                     address: *address,
+                    ifname: "uplink0".to_owned(),
                     mtu: MTU,
                 });
                 Ok(found.collect())

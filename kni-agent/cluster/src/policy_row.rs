@@ -56,9 +56,9 @@ impl PolicyRow {
     /// where this one is refused. Another object of the name has no part in it.
     #[must_use]
     pub fn after(mut self, former: &Self) -> Self {
-        let known = !matches!(former.source, PolicySource::Closed(_)) && former.uid == self.uid;
+        let is_valid = !matches!(former.source, PolicySource::Closed(_)) && former.uid == self.uid;
         if let PolicySource::Closed(reason) = &self.source
-            && known
+            && is_valid
         {
             self.source = PolicySource::LastValid(reason.clone());
             self.policy = Arc::clone(&former.policy);

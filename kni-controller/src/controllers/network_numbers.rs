@@ -490,7 +490,7 @@ mod tests {
         let refuse = |tables: &mut Tables| {
             tables
                 .networks
-                .refuse(Key::new("", "blue"), 1, "spec.zzz".to_owned(), || None);
+                .refuse(Key::new("", "blue"), 1, "spec.zzz".to_owned(), |_| None);
         };
         refuse(&mut tables);
         number(&mut tables, 5000, ("blue", "u1"), None);

@@ -143,6 +143,6 @@ fn nothing_is_stray_before_everything_is_read() {
     // A network that is not understood exists.
     tables
         .networks
-        .refuse(Key::new("", "ghost"), 1, "a field is not known".to_owned(), || None);
+        .refuse(Key::new("", "ghost"), 1, "a field is not known".to_owned(), |_| None);
     assert_eq!(due(&mut blocks, &tables, 122).len(), 2);
 }

@@ -22,15 +22,7 @@ async fn a_refused_policy_opens_no_pod_and_has_an_event() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-refused", 1).await?;
     tenants(&cluster).await?;
-    let labels = |key: &str, value: &str| json!({ "labels": { key: value } });
-    let pods = cluster
-        .run(&[
-            objects::pod_with(NAMESPACE, "server", "node1", &labels("app", "server")),
-            objects::pod_with(NAMESPACE, "late", "node1", &labels("app", "late")),
-            objects::pod_with(NAMESPACE, "friend", "node1", &labels("friend", "yes")),
-            objects::pod(NAMESPACE, "stranger", "node1"),
-        ])
-        .await?;
+    let pods = four_pods(&cluster).await?;
     let [server, late, friend, stranger] = &pods[..] else {
         anyhow::bail!("four pods")
     };
@@ -74,7 +66,24 @@ async fn a_refused_policy_opens_no_pod_and_has_an_event() -> Result<()> {
         "one event for one edit"
     );
 
-    // Once it is correct, it is applied.
+    correct(&cluster, [friend, stranger, server]).await
+}
+
+/// Two pods that policies select, a friend and a stranger.
+async fn four_pods(cluster: &Cluster) -> Result<Vec<Pod>> {
+    let labels = |key: &str, value: &str| json!({ "labels": { key: value } });
+    cluster
+        .run(&[
+            objects::pod_with(NAMESPACE, "server", "node1", &labels("app", "server")),
+            objects::pod_with(NAMESPACE, "late", "node1", &labels("app", "late")),
+            objects::pod_with(NAMESPACE, "friend", "node1", &labels("friend", "yes")),
+            objects::pod(NAMESPACE, "stranger", "node1"),
+        ])
+        .await
+}
+
+/// Corrects the policy, and waits until it is applied.
+async fn correct(cluster: &Cluster, [friend, stranger, server]: [&Pod; 3]) -> Result<()> {
     cluster
         .apply(&[policy("guard", "server", "red", "192.0.2.1/32")])
         .await?;
