@@ -2,13 +2,17 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
     time::Duration,
 };
 
 use kni_api::NodeEndpoint;
 use kni_model::NetworkName;
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::watch,
+    time::timeout,
+};
 
 use super::{
     blocks::{BlockDemand, HeldBlocks},
@@ -53,10 +57,18 @@ impl ClusterCache {
         }
     }
 
-    /// The cached objects. Held for microseconds, never across an await.
+    /// The cached objects. Never held across an await, and for long only by a thread that runs no tasks: a comparison
+    /// of kni-controller reads all of them.
     pub fn tables(&self) -> MutexGuard<'_, Tables> {
         // A panic while the lock was held is a bug; each row is complete.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        let lock = || self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.tables.try_lock() {
+            Ok(tables) => tables,
+            Err(TryLockError::Poisoned(tables)) => tables.into_inner(),
+            // The other tasks of this thread, such as one that waits for an answer of the API server, go on.
+            Err(TryLockError::WouldBlock) if runs_tasks() => tokio::task::block_in_place(lock),
+            Err(TryLockError::WouldBlock) => lock(),
+        }
     }
 
     /// Changes the objects and notifies everything that waits for changes.
@@ -183,4 +195,9 @@ impl ClusterCache {
     pub fn blocks(&self) -> &BlockDemand {
         &self.blocks
     }
+}
+
+/// Whether the calling thread is one of several that run tasks.
+fn runs_tasks() -> bool {
+    Handle::try_current().is_ok_and(|runtime| matches!(runtime.runtime_flavor(), RuntimeFlavor::MultiThread))
 }

@@ -1,16 +1,17 @@
 //! Runs one controller: plans writes whenever its tables change, and retries each object by itself.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Bound,
-    time::Duration,
-};
+mod work;
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use std::{sync::Arc, time::Duration};
+
 use kni_cluster::{ClusterCache, Key, Networks, Tables};
 use kube::Client;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
 
+use self::work::Work;
 use crate::{events::Events, health::Health, metrics::Metrics};
 
 /// Interval of the periodic round.
@@ -19,10 +20,6 @@ const ROUND: Duration = Duration::from_secs(3);
 const GATHER: Duration = Duration::from_millis(300);
 /// Maximum number of concurrent writes of one controller.
 const AT_ONCE: usize = 16;
-/// Pause after the first failure; it doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// What every controller works with, for one term.
 #[derive(Clone)]
@@ -75,163 +72,146 @@ pub(crate) trait Reconciler: Send + 'static {
 }
 
 /// Runs a controller for as long as its task.
-pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R) {
+pub(crate) async fn reconcile<R: Reconciler>(context: Context, reconciler: R) {
     context.synced().await;
+    rounds(context, reconciler).await;
+}
+
+/// Writes run on tasks of their own and each comparison on a thread of its own: neither waits for the other.
+async fn rounds<R: Reconciler>(context: Context, reconciler: R) {
     let heartbeat = context.health.expect(R::NAME);
     let mut changes = context.cache.changes();
     let mut ticks = interval(ROUND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut work = Work::default();
-    let mut running = FuturesUnordered::new();
-    let mut seen = None;
+    let (mut writes, mut plans) = (JoinSet::new(), JoinSet::new());
+    // `None` while it compares.
+    let mut planner = Some(Planner::new(reconciler));
+    let (mut next, mut pause) = (NextPlan::default(), R::GATHER);
     loop {
-        heartbeat.beat();
-        while running.len() < AT_ONCE
-            && let Some((key, write)) = work.begin(Instant::now())
+        let write_due = begin_writes::<R>(&context, &mut work, &mut writes);
+        if next.is_due()
+            && let Some(mut planner) = planner.take()
         {
-            let context = context.clone();
-            running.push(async move { (key.clone(), R::write(context, key, write).await) });
+            changes.mark_unchanged();
+            work.plan_begins();
+            let (context, must) = (context.clone(), std::mem::take(&mut next).must);
+            plans.spawn_blocking(move || {
+                let desired = planner.plan(&context, must);
+                (planner, desired)
+            });
         }
-        let due = work.next_due().filter(|_| running.len() < AT_ONCE);
-        let must = tokio::select! {
-            _ = ticks.tick() => true,
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => continue,
-            sent = changes.changed() => {
+        if planner.is_some() {
+            heartbeat.beat();
+        }
+        let plan_due = next.due.filter(|_| planner.is_some());
+        let due = plan_due.into_iter().chain(write_due).min();
+        tokio::select! {
+            _ = ticks.tick() => next.within(Duration::ZERO, true),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+            sent = changes.changed(), if next.due.is_none() => {
                 if sent.is_err() { return }
-                tokio::time::sleep(R::GATHER).await;
-                false
+                next.within(pause, false);
             }
-            Some((key, done)) = running.next() => {
+            Some(ended) = writes.join_next() => {
+                // What panics ends the controller.
+                let Ok((key, done)) = ended else { return };
                 if done.is_err() {
                     context.metrics.failed(R::NAME);
                 }
-                work.ended((R::NAME, R::REST), &key, done, Instant::now())
+                if work.ended((R::NAME, R::REST), &key, done, Instant::now()) {
+                    next.within(pause, true);
+                }
             }
-        };
-        changes.mark_unchanged();
-        // The comparison may take long in a large cluster.
-        tokio::task::block_in_place(|| {
-            let tables = context.cache.tables();
-            let version = R::version(&tables);
-            if must || seen != Some(version) {
-                seen = Some(version);
-                let started = Instant::now();
-                let networks = if R::NEEDS_NETWORKS {
-                    context.cache.networks(&tables)
-                } else {
-                    std::sync::Arc::default()
-                };
-                let writes = reconciler.plan(&tables, &networks);
-                work.replace(writes, R::share, Instant::now());
-                context.metrics.reconciled(R::NAME, started.elapsed());
+            Some(ended) = plans.join_next() => {
+                let Ok((back, desired)) = ended else { return };
+                pause = R::GATHER.max(back.took);
+                planner = Some(back);
+                next.not_within(pause);
+                if desired.is_some_and(|desired| work.replace(desired, R::share, Instant::now())) {
+                    next.within(pause, true);
+                }
             }
-        });
+        }
     }
 }
 
-/// The writes of a controller that are planned, run and failed.
-struct Work<W> {
-    /// By share.
-    planned: BTreeMap<String, BTreeMap<Key, W>>,
-    /// The share that had its turn last.
-    last: String,
-    running: BTreeSet<Key>,
-    /// Objects that changed while a write of them ran.
-    changed: BTreeSet<Key>,
-    failed: BTreeMap<Key, Failure>,
-    /// Until when objects that were just written are not written again.
-    resting: BTreeMap<Key, Instant>,
+/// Begins the planned writes that may run; when the next one may.
+fn begin_writes<R: Reconciler>(
+    context: &Context,
+    work: &mut Work<R::Write>,
+    writes: &mut JoinSet<(Key, kube::Result<()>)>,
+) -> Option<Instant> {
+    while writes.len() < AT_ONCE
+        && let Some((key, write)) = work.begin(Instant::now())
+    {
+        let context = context.clone();
+        writes.spawn(async move { (key.clone(), R::write(context, key, write).await) });
+    }
+    work.next_due().filter(|_| writes.len() < AT_ONCE)
 }
 
-struct Failure {
-    times: u32,
-    next: Instant,
-    /// The last error: each is logged once.
-    error: String,
+/// When the next comparison begins.
+#[derive(Default)]
+struct NextPlan {
+    due: Option<Instant>,
+    /// Whether it is made although no version has changed.
+    must: bool,
 }
 
-impl<W> Default for Work<W> {
-    fn default() -> Self {
+impl NextPlan {
+    fn within(&mut self, pause: Duration, must: bool) {
+        let due = Instant::now() + pause;
+        self.due = Some(self.due.map_or(due, |before| before.min(due)));
+        self.must |= must;
+    }
+
+    fn not_within(&mut self, pause: Duration) {
+        let earliest = Instant::now() + pause;
+        self.due = self.due.map(|due| due.max(earliest));
+    }
+
+    fn is_due(&self) -> bool {
+        self.due.is_some_and(|due| due <= Instant::now())
+    }
+}
+
+/// A controller, and what it remembers of its last comparison.
+struct Planner<R> {
+    reconciler: R,
+    /// The version that was compared.
+    seen: Option<u64>,
+    /// How long it took: as much time passes before the next one, in which watches fill the tables.
+    took: Duration,
+}
+
+impl<R: Reconciler> Planner<R> {
+    const fn new(reconciler: R) -> Self {
         Self {
-            planned: BTreeMap::new(),
-            last: String::new(),
-            running: BTreeSet::new(),
-            changed: BTreeSet::new(),
-            failed: BTreeMap::new(),
-            resting: BTreeMap::new(),
+            reconciler,
+            seen: None,
+            took: Duration::ZERO,
         }
     }
-}
 
-impl<W> Work<W> {
-    fn replace(&mut self, writes: Vec<(Key, W)>, share: impl Fn(&W) -> &str, now: Instant) {
-        let mut desired = BTreeSet::new();
-        self.planned.clear();
-        for (key, write) in writes {
-            desired.insert(key.clone());
-            if self.running.contains(&key) {
-                self.changed.insert(key);
-            } else if self.failed.get(&key).is_none_or(|failure| failure.next <= now) {
-                let share = share(&write).to_owned();
-                self.planned.entry(share).or_default().insert(key, write);
-            }
+    /// The necessary writes, unless nothing has changed. May take long in a large cluster.
+    fn plan(&mut self, context: &Context, must: bool) -> Option<Vec<(Key, R::Write)>> {
+        let tables = context.cache.tables();
+        let version = R::version(&tables);
+        if !must && self.seen == Some(version) {
+            return None;
         }
-        // Objects that need no write any more.
-        let running = &self.running;
-        self.failed
-            .retain(|key, _| desired.contains(key) || running.contains(key));
-    }
-
-    fn begin(&mut self, now: Instant) -> Option<(Key, W)> {
-        self.resting.retain(|_, until| *until > now);
-        let after = (Bound::Excluded(&self.last), Bound::Unbounded);
-        let turns = self.planned.range::<String, _>(after);
-        let mut turns = turns.chain(self.planned.range::<String, _>(..=&self.last));
-        let awake = |writes: &BTreeMap<Key, W>| writes.keys().find(|key| !self.resting.contains_key(*key)).cloned();
-        let (share, key) = turns.find_map(|(share, writes)| Some((share.clone(), awake(writes)?)))?;
-        let writes = self.planned.get_mut(&share)?;
-        let write = writes.remove(&key)?;
-        if writes.is_empty() {
-            self.planned.remove(&share);
-        }
-        self.last = share;
-        self.running.insert(key.clone());
-        Some((key, write))
-    }
-
-    /// When the next object that has to be written may be; `None` if none has to.
-    fn next_due(&self) -> Option<Instant> {
-        let planned = self.planned.values().flat_map(BTreeMap::keys);
-        planned.filter_map(|key| self.resting.get(key)).min().copied()
-    }
-
-    /// Notes the end of a write; whether the object must be compared again.
-    fn ended(&mut self, (controller, rest): (&str, Duration), key: &Key, done: kube::Result<()>, now: Instant) -> bool {
-        self.running.remove(key);
-        let changed = self.changed.remove(key);
-        let Err(error) = done else {
-            self.failed.remove(key);
-            if !rest.is_zero() {
-                self.resting.insert(key.clone(), now + rest);
-            }
-            return changed;
+        self.seen = Some(version);
+        let started = Instant::now();
+        let networks = if R::NEEDS_NETWORKS {
+            context.cache.networks(&tables)
+        } else {
+            Arc::default()
         };
-        let error = error.to_string();
-        let before = self.failed.remove(key);
-        if before.as_ref().is_none_or(|before| before.error != error) {
-            tracing::warn!(controller, object = %key, error, "cannot write an object; trying again");
-        }
-        let times = before.map_or(0, |before| before.times.saturating_add(1));
-        let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX));
-        self.failed.insert(
-            key.clone(),
-            Failure {
-                times,
-                next: now + pause.min(LONGEST_PAUSE),
-                error,
-            },
-        );
-        false
+        let writes = self.reconciler.plan(&tables, &networks);
+        self.took = started.elapsed();
+        context.metrics.reconciled(R::NAME, self.took);
+        Some(writes)
     }
 }
 
@@ -271,82 +251,18 @@ pub(crate) fn unless_changed<T>(done: kube::Result<T>) -> kube::Result<Option<T>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(name: &str) -> Key {
-        Key::new("", name)
-    }
-
-    fn refused() -> kube::Result<()> {
-        Err(kube::Error::Service("refused".into()))
-    }
-
-    #[test]
-    fn an_object_that_fails_pauses_alone() {
-        let mut work = Work::default();
-        let mut now = Instant::now();
-        let plan = || vec![(key("a"), ()), (key("b"), ())];
-        work.replace(plan(), |_write| "", now);
-        assert_eq!(work.begin(now).unwrap().0, key("a"));
-        assert_eq!(work.begin(now).unwrap().0, key("b"));
-        assert!(!work.ended(("test", Duration::ZERO), &key("a"), refused(), now));
-        work.ended(("test", Duration::ZERO), &key("b"), Ok(()), now);
-        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
-            work.replace(plan(), |_write| "", now);
-            assert_eq!(work.begin(now).unwrap().0, key("b"), "a still pauses");
-            work.ended(("test", Duration::ZERO), &key("b"), Ok(()), now);
-            now += Duration::from_secs(pause);
-            work.replace(plan(), |_write| "", now);
-            assert_eq!(work.begin(now).unwrap().0, key("a"), "after {pause} s");
-            work.ended(("test", Duration::ZERO), &key("a"), refused(), now);
+impl Context {
+    /// That of a term which does not end, without watches.
+    fn for_tests(client: Client, cache: ClusterCache) -> Self {
+        Self {
+            events: Events::new(client.clone()),
+            client,
+            cache,
+            health: Health::default(),
+            metrics: Metrics::for_tests(),
         }
-        work.replace(Vec::new(), |_write| "", now);
-        work.replace(plan(), |_write| "", now);
-        assert_eq!(work.begin(now).unwrap().0, key("a"), "it needed no write in between");
-    }
-
-    #[test]
-    fn an_object_that_changes_all_the_time_rests_between_writes_and_no_other_does() {
-        let mut work = Work::default();
-        let mut now = Instant::now();
-        let rest = Duration::from_millis(200);
-        work.replace(vec![(key("a"), 1), (key("b"), 1)], |_write| "", now);
-        assert_eq!((work.begin(now), work.next_due()), (Some((key("a"), 1)), None));
-        work.ended(("test", rest), &key("a"), Ok(()), now);
-        work.replace(vec![(key("a"), 2), (key("b"), 1)], |_write| "", now);
-        assert_eq!(work.begin(now), Some((key("b"), 1)));
-        assert_eq!((work.begin(now), work.next_due()), (None, Some(now + rest)));
-        now += rest;
-        assert_eq!(work.begin(now), Some((key("a"), 2)), "the newest change");
-        assert_eq!(work.next_due(), None);
-    }
-
-    #[test]
-    fn an_object_has_one_write_at_a_time() {
-        let mut work = Work::default();
-        let now = Instant::now();
-        work.replace(vec![(key("a"), 1)], |_write| "", now);
-        assert_eq!(work.begin(now), Some((key("a"), 1)));
-        work.replace(vec![(key("a"), 2)], |_write| "", now);
-        assert_eq!(work.begin(now), None);
-        assert!(
-            work.ended(("test", Duration::ZERO), &key("a"), Ok(()), now),
-            "it must be compared again"
-        );
-    }
-
-    #[test]
-    fn many_objects_of_one_share_delay_no_other_share() {
-        let mut work = Work::default();
-        let now = Instant::now();
-        let flood = (0..1000).map(|number| (key(&format!("a{number:04}")), "hostile"));
-        let others = [(key("y1"), "n1"), (key("y2"), "n1"), (key("z"), "n2")];
-        work.replace(flood.chain(others).collect(), |share| share, now);
-        let begun: Vec<_> = std::iter::from_fn(|| work.begin(now))
-            .map(|(key, _)| key.name)
-            .collect();
-        assert_eq!(begun[..6], ["a0000", "y1", "z", "a0001", "y2", "a0002"]);
-        assert_eq!(begun.len(), 1003, "each one");
     }
 }
+
+#[cfg(test)]
+mod tests;
