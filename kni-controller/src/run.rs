@@ -3,6 +3,7 @@
 use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
+use kni_reflectors::{RequestLimits, Sender, connect};
 use kube::Client;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -26,8 +27,8 @@ pub(crate) const THREADS: usize = 4;
 pub(crate) async fn serve(args: &Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let limits = kni_reflectors::RequestLimits::default();
-    let connection = kni_reflectors::connect(args.kubeconfig.as_deref(), limits).await?;
+    let limits = RequestLimits::default();
+    let connection = connect(args.kubeconfig.as_deref(), limits, Sender::Controller).await?;
     let client = connection.client;
     let election = Election::new(client.clone(), &args.namespace, &replica(args)?);
     let leadership = election.leadership();

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kni_cluster::{Addresses, ClusterCache, joining::networks_of};
 use kni_controllers::{ClusterOptions, Reflectors, Tunnel};
 use kni_model::{NetworkName, PodRef, Sandbox, policy::Labels};
-use kni_reflectors::RequestLimits;
+use kni_reflectors::{RequestLimits, Sender, connect};
 use kni_tasks::Tasks;
 use kube::{
     Api, Client,
@@ -55,7 +55,7 @@ pub(crate) struct Started {
 /// Starts the agent of a node.
 pub(crate) async fn start(place: Place, node: SimulatedNode, kubelet: Client) -> Result<Started> {
     let begun = Instant::now();
-    let connection = kni_reflectors::connect(Some(&place.kubeconfig), RequestLimits::default())
+    let connection = connect(Some(&place.kubeconfig), RequestLimits::default(), Sender::Agent)
         .await
         .context("connect")?;
     let tasks = Tasks::default();

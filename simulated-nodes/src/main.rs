@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use kni_reflectors::RequestLimits;
+use kni_reflectors::{RequestLimits, Sender, connect};
 use kube::Client;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Deserialize;
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let limits = RequestLimits::default();
     let kubelet = runtime
-        .block_on(kni_reflectors::connect(Some(&args.kubelet), limits))?
+        .block_on(connect(Some(&args.kubelet), limits, Sender::Job))?
         .client;
     let (answers, written) = mpsc::unbounded_channel();
     std::thread::spawn(move || write_answers(written));

@@ -30,7 +30,10 @@ use self::{
     search::{Found, Search},
     used::Used,
 };
-use super::ObjectControllers;
+use super::{
+    ObjectControllers,
+    retry::{Retries, Retry},
+};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
@@ -44,8 +47,6 @@ const CONFLICT_CHECK: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of attempts to confirm the blocks before the networks are applied.
 const LOADS: u32 = 5;
-/// Pause after a failure.
-const PAUSE: Duration = Duration::from_millis(250);
 /// How long a unit of another node is not tried again.
 const FOREIGN: Duration = Duration::from_secs(10);
 /// Maximum number of units that are claimed for a network and family before other networks get their turn.
@@ -71,13 +72,14 @@ struct Memory {
     foreign: BTreeMap<Block, Instant>,
     /// Claims whose outcome is not known, by network and family.
     unsettled: BTreeMap<(NetworkName, bool), BTreeSet<IpNet>>,
-    /// Networks whose last claim failed, and when.
-    failed: BTreeMap<NetworkName, Instant>,
-    /// The last complete check, and the last attempt.
+    /// Networks whose last claim failed.
+    failed: Retries<NetworkName>,
+    /// The last complete check, and the failures since then.
     checked: Option<Instant>,
-    attempted: Option<Instant>,
-    /// The last attempt to release blocks.
+    checks: Retry,
+    /// The last attempt to release blocks, and the failures.
     released: Option<Instant>,
+    releases: Retry,
     /// Whether a check is due because a block may have been lost.
     lost: bool,
     /// Objects of held blocks that the watch has shown, and the version of its table.
@@ -94,7 +96,7 @@ impl ObjectControllers {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = self.cache.changes();
         let mut attached = self.state.changes.clone();
-        let mut memory = Memory::default();
+        let mut memory = Memory::new(self.longest_pause);
         let mut seen = None;
         loop {
             kni_tasks::waiting(async {
@@ -140,7 +142,7 @@ impl ObjectControllers {
     async fn round(&self, memory: &mut Memory) -> Result<(), ClaimError> {
         self.find_node(memory);
         memory.foreign.retain(|_, tried| tried.elapsed() < FOREIGN);
-        memory.failed.retain(|_, failed| failed.elapsed() < PAUSE);
+        memory.failed.retain(|name| self.network_ref(name).is_some());
         let lost = self.lost_one(memory);
         memory.lost |= lost;
         let pause = if self.cache.blocks().conflicts().is_empty() {
@@ -149,9 +151,10 @@ impl ObjectControllers {
             CONFLICT_CHECK
         };
         let is_due = memory.lost || memory.checked.is_none_or(|last| last.elapsed() >= pause);
-        let checked = if is_due && memory.attempted.is_none_or(|last| last.elapsed() >= PAUSE) {
-            memory.attempted = Some(Instant::now());
+        let checked = if is_due && memory.claims.is_some() && memory.checks.is_due() {
+            let begun = Instant::now();
             let (changed, checked) = self.check(memory).await;
+            memory.checks.ended(memory.checked.is_some_and(|at| at >= begun));
             if changed {
                 self.apply_networks().await;
             }
@@ -196,7 +199,7 @@ impl ObjectControllers {
                 uid,
             };
             memory.claims = Some(Claims::new(self.client.clone(), node));
-            memory.checked = None;
+            (memory.checked, memory.checks) = (None, Retry::up_to(self.longest_pause));
         }
     }
 
@@ -221,6 +224,7 @@ impl ObjectControllers {
         let mut failed = Ok(());
         let mut changed = false;
         let mut none_left: BTreeMap<NetworkName, bool> = BTreeMap::new();
+        let mut settled: BTreeMap<NetworkName, bool> = BTreeMap::new();
         for found in outcomes {
             let name = found.network.name.clone();
             let now = Instant::now();
@@ -228,6 +232,7 @@ impl ObjectControllers {
             let foreign = found.foreign.into_iter().map(|unit| ((name.clone(), unit), now));
             memory.foreign.extend(foreign);
             memory.unsettled.remove(&(name.clone(), found.ipv4));
+            *settled.entry(name.clone()).or_insert(true) &= found.done.is_ok() && found.unsettled.is_empty();
             if !found.unsettled.is_empty() {
                 memory.unsettled.insert((name.clone(), found.ipv4), found.unsettled);
             }
@@ -237,9 +242,11 @@ impl ObjectControllers {
                 changed = true;
             }
             if let Err(error) = found.done {
-                memory.failed.insert(name, now);
                 failed = Err(error);
             }
+        }
+        for (name, settled) in settled {
+            memory.failed.ended(name, settled);
         }
         if changed {
             self.apply_networks().await;
@@ -287,7 +294,8 @@ impl ObjectControllers {
     /// Releases the blocks that are not leased from and have neither a lease nor a resting address left: another node
     /// may claim them from then on.
     async fn release(&self, claims: &Claims, memory: &mut Memory) -> Result<(), ClaimError> {
-        if memory.leaving.is_empty() || memory.released.is_some_and(|last| last.elapsed() < ROUND) {
+        let just_tried = memory.released.is_some_and(|last| last.elapsed() < ROUND);
+        if memory.leaving.is_empty() || just_tried || !memory.releases.is_due() {
             return Ok(());
         }
         memory.released = Some(Instant::now());
@@ -300,7 +308,7 @@ impl ObjectControllers {
         {
             empty.entry(network.clone()).or_default().push(*block);
         }
-        let mut failed = Ok(());
+        let (mut failed, mut complete) = (Ok(()), true);
         for (network, mut blocks) in empty {
             blocks.truncate(MOST_AT_ONCE);
             kni_tasks::progress();
@@ -311,17 +319,27 @@ impl ObjectControllers {
                         memory.leaving.remove(&(network.clone(), block));
                     }
                 }
-                // The next round continues.
-                Ok(None) => {}
-                Err(error) => failed = Err(error),
+                // A later round continues.
+                Ok(None) => complete = false,
+                Err(error) => (failed, complete) = (Err(error), false),
             }
         }
+        memory.releases.ended(complete);
         failed
     }
 }
 
 impl Memory {
-    /// Logs each failure once: every round repeats what failed.
+    fn new(longest_pause: Duration) -> Self {
+        Self {
+            failed: Retries::up_to(longest_pause),
+            checks: Retry::up_to(longest_pause),
+            releases: Retry::up_to(longest_pause),
+            ..Self::default()
+        }
+    }
+
+    /// Logs each failure once: later rounds repeat what failed.
     fn report(&mut self, error: &str) {
         if self.failure != error {
             tracing::warn!(error, "cannot change the node's address blocks; trying again");

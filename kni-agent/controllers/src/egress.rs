@@ -21,7 +21,10 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::Cluster;
+use super::{
+    Cluster,
+    retry::{Retries, Retry},
+};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
@@ -46,6 +49,7 @@ impl Cluster {
         let mut changes = self.objects.cache.changes();
         let mut applied = self.uplink.applied();
         let mut published = BTreeMap::new();
+        let (mut claims, mut events) = (Retries::default(), Retry::default());
         let mut seen = None;
         loop {
             let next = async {
@@ -62,8 +66,10 @@ impl Cluster {
                 return;
             }
             seen = Some(rights_versions(&self.objects.cache.tables()));
-            self.write_claims().await;
-            self.report_refusals(&mut published).await;
+            self.write_claims(&mut claims).await;
+            if events.is_due() {
+                events.ended(self.report_refusals(&mut published).await);
+            }
         }
     }
 
@@ -109,19 +115,30 @@ impl Cluster {
         }
     }
 
-    async fn write_claims(self: &Arc<Self>) {
+    async fn write_claims(self: &Arc<Self>, retries: &mut Retries<String>) {
         let cluster = Arc::clone(self);
         // Waits for a change of the uplink that is being carried out.
         let planned = tokio::task::spawn_blocking(move || cluster.plan_claims()).await;
-        for (claim, step) in planned.unwrap_or_default() {
+        let planned = planned.unwrap_or_default();
+        retries.retain(|name| planned.iter().any(|(claim, _)| claim.name_any() == *name));
+        for (claim, step) in planned {
+            let name = claim.name_any();
+            if !retries.is_due(&name) {
+                continue;
+            }
             let is_confirmation = matches!(step, Step::Confirm);
-            match self.write_claim(&claim, step).await {
+            let written = self.write_claim(&claim, step).await;
+            let changed =
+                |error: &kube::Error| matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409));
+            retries.ended(name, written.as_ref().err().is_none_or(changed));
+            match written {
                 Ok(()) if is_confirmation => self.apply_egress_rights().await,
                 Ok(()) => {}
                 // The claim has changed; the watch reports it.
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                // The next round retries.
-                Err(error) => tracing::debug!(%error, claim = claim.name_any(), "cannot write an EgressAddressClaim"),
+                Err(error) if changed(&error) => {}
+                Err(error) => {
+                    tracing::debug!(%error, claim = claim.name_any(), "cannot write an EgressAddressClaim; trying again");
+                }
             }
         }
     }
@@ -226,11 +243,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes an event about each pod that nothing leaves the node from, once for each reason.
-    async fn report_refusals(&self, published: &mut BTreeMap<(PodRef, IpAddr), String>) {
+    /// Writes an event about each pod that nothing leaves the node from, once for each reason. Returns whether that
+    /// succeeded.
+    async fn report_refusals(&self, published: &mut BTreeMap<(PodRef, IpAddr), String>) -> bool {
         let uplink = Arc::clone(&self.uplink);
         let Ok(refused) = tokio::task::spawn_blocking(move || uplink.refused_interfaces()).await else {
-            return;
+            return false;
         };
         let mut current = BTreeMap::new();
         for sandbox in self.attacher.sandboxes() {
@@ -255,12 +273,12 @@ impl Cluster {
             let note = format!("nothing leaves the node: {one}");
             let reported = self.events.publish(&key.0, one.refusal.reason(), "LeaveNode", &note);
             if let Err(error) = reported.await {
-                // The next round retries.
-                tracing::debug!(%error, "cannot write an event");
-                continue;
+                tracing::debug!(%error, "cannot write an event; trying again");
+                return false;
             }
             published.insert(key, text);
         }
+        true
     }
 }
 

@@ -58,7 +58,7 @@ impl ObjectControllers {
         let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut seen = None;
-        let mut retries = Retries::default();
+        let (mut retries, mut annotations) = (Retries::default(), Retries::default());
         let mut incomplete = Incomplete::new();
         loop {
             let ticked = kni_tasks::waiting(async {
@@ -94,7 +94,7 @@ impl ObjectControllers {
                     kni_tasks::progress();
                 }
             }
-            self.write_network_status(&interfaces.views).await;
+            self.write_network_status(&interfaces.views, &mut annotations).await;
         }
     }
 

@@ -72,7 +72,7 @@ pub struct ClusterOptions {
     pub shared_services: BTreeSet<String>,
     /// How other nodes shall reach this one.
     pub tunnel: Tunnel,
-    /// How long a watch waits at most after failures, where tests demand less than usual.
+    /// How long watches and writes wait at most after failures, where tests demand less than usual.
     pub longest_pause: Option<Duration>,
     /// How long an empty block is kept, where tests demand less than usual.
     pub block_grace: Option<Duration>,
@@ -201,6 +201,7 @@ impl Reflectors {
             node: self.options.node.clone(),
             tunnel: self.options.tunnel,
             block_grace: self.options.block_grace.unwrap_or(blocks::GRACE),
+            longest_pause: self.options.longest_pause.unwrap_or(retry::LONGEST),
             interruptions: self.connection.interruptions.clone(),
             cache: self.cache.clone(),
             state,
@@ -232,6 +233,8 @@ pub struct ObjectControllers {
     tunnel: Tunnel,
     /// How long an empty block is kept.
     block_grace: Duration,
+    /// How long writes wait at most after failures.
+    longest_pause: Duration,
     interruptions: Interruptions,
     cache: ClusterCache,
     state: NodeState,

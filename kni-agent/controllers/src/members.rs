@@ -65,7 +65,7 @@ impl ObjectControllers {
         let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut retries = Retries::default();
-        let mut unsure = Unsure::new();
+        let (mut unsure, mut reads) = (Unsure::new(), Retries::default());
         let mut seen = None;
         loop {
             let begun = Instant::now();
@@ -84,7 +84,7 @@ impl ObjectControllers {
                 seen = Some(versions);
                 let writes = self.member_writes();
                 retries.retain(|key| writes.contains_key(key));
-                self.read_unsure(&mut unsure, &writes).await;
+                self.read_unsure(&mut unsure, &mut reads, &writes).await;
                 let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
                 let due: Vec<_> = due.map(|(key, write)| self.write_members(key, write)).collect();
                 let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
@@ -115,13 +115,19 @@ impl ObjectControllers {
     }
 
     /// Reads the objects that nothing else will be written to.
-    async fn read_unsure(&self, unsure: &mut Unsure, writes: &BTreeMap<Key, Write>) {
+    async fn read_unsure(&self, unsure: &mut Unsure, reads: &mut Retries<Key>, writes: &BTreeMap<Key, Write>) {
         let api: Api<NetworkMembers> = Api::all(self.client.clone());
-        let keys: Vec<Key> = unsure.keys().filter(|key| !writes.contains_key(key)).cloned().collect();
+        reads.retain(|key| unsure.contains_key(key));
+        let due = unsure
+            .keys()
+            .filter(|key| !writes.contains_key(key) && reads.is_due(key));
+        let keys: Vec<Key> = due.cloned().collect();
         for key in keys {
             kni_tasks::progress();
             let since = self.cache.tables().own_members.newest();
-            match api.get_opt(&key.name).await {
+            let read = api.get_opt(&key.name).await;
+            reads.ended(key.clone(), read.is_ok());
+            match read {
                 Ok(Some(object)) => self.put_row(&key, since, object),
                 Ok(None) => self.cache.change(|tables| tables.own_members.remove(&key)),
                 Err(error) => {

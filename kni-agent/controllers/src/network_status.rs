@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
+use kni_cluster::Key;
 use kni_model::view::InterfaceView;
 use kube::{
     Api,
@@ -13,7 +14,7 @@ use kube::{
 };
 use serde::Serialize;
 
-use super::ObjectControllers;
+use super::{ObjectControllers, retry::Retries};
 
 /// The annotation.
 pub(super) const ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";
@@ -39,13 +40,13 @@ struct Empty {}
 
 impl ObjectControllers {
     /// Writes the annotation where it is out of date.
-    pub(super) async fn write_network_status(&self, views: &[InterfaceView]) {
+    pub(super) async fn write_network_status(&self, views: &[InterfaceView], retries: &mut Retries<Key>) {
         let mut of_pods: BTreeMap<(&str, &str), Vec<&InterfaceView>> = BTreeMap::new();
         for view in views {
             let pod = &view.sandbox.pod;
             of_pods.entry((&pod.namespace, &pod.name)).or_default().push(view);
         }
-        let mut writes = Vec::new();
+        let mut writes = BTreeMap::new();
         {
             let tables = self.cache.tables();
             for ((namespace, name), views) in of_pods {
@@ -54,16 +55,22 @@ impl ObjectControllers {
                 };
                 let text = text(views);
                 if pod.annotations.get(ANNOTATION) != Some(&text) {
-                    writes.push((namespace.to_owned(), name.to_owned(), pod.uid.clone(), text));
+                    writes.insert(Key::new(namespace, name), (pod.uid.clone(), text));
                 }
             }
         }
-        let done = stream::iter(writes.into_iter().map(|write| self.annotate(write)));
-        done.buffer_unordered(AT_ONCE).collect::<()>().await;
+        retries.retain(|key| writes.contains_key(key));
+        let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
+        let due: Vec<_> = due.map(|(key, write)| self.annotate(key, write)).collect();
+        let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
+        while let Some((key, succeeded)) = done.next().await {
+            retries.ended(key, succeeded);
+        }
     }
 
-    async fn annotate(&self, (namespace, name, uid, text): (String, String, String, String)) {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+    /// Returns the pod and whether it was written.
+    async fn annotate(&self, key: Key, (uid, text): (String, String)) -> (Key, bool) {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         // With the uid, the write fails for another pod of the same name.
         let patch = serde_json::json!({"metadata": {"uid": uid, "annotations": {ANNOTATION: text}}});
         let params = PatchParams {
@@ -71,10 +78,11 @@ impl ObjectControllers {
             ..PatchParams::default()
         };
         // The account may change annotations by way of the status only: neither labels nor the specification.
-        if let Err(error) = api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
-            // The next round retries, if the pod still exists.
-            tracing::debug!(namespace, name, %error, "cannot write the pod's network status");
+        let written = api.patch_status(&key.name, &params, &Patch::Merge(&patch)).await;
+        if let Err(error) = &written {
+            tracing::debug!(pod = %key, %error, "cannot write the pod's network status; trying again if it still exists");
         }
+        (key, written.is_ok())
     }
 }
 

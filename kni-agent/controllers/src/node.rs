@@ -23,7 +23,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::{ObjectControllers, interfaces::FIELD_MANAGER};
+use super::{ObjectControllers, interfaces::FIELD_MANAGER, retry::Retry};
 use kni_cluster::{Key, PolicySource, Tables, needs_blocks, taken_blocks};
 pub(super) use schedule::SentStatus;
 use schedule::VersionTimes;
@@ -51,6 +51,7 @@ impl ObjectControllers {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.state.changes.clone();
+        let mut retry = Retry::up_to(self.longest_pause);
         loop {
             kni_tasks::waiting(async {
                 tokio::select! {
@@ -60,13 +61,17 @@ impl ObjectControllers {
                 }
             })
             .await;
+            if !retry.is_due() {
+                continue;
+            }
             let read = Arc::clone(&self.state.status);
             let Ok((status, views)) = tokio::task::spawn_blocking(move || read()).await else {
                 continue;
             };
-            if let Err(error) = self.write_node_network(&status, &views).await {
-                // The next round retries.
-                tracing::debug!(%error, "cannot write the status of the node");
+            let written = self.write_node_network(&status, &views).await;
+            retry.ended(written.is_ok());
+            if let Err(error) = written {
+                tracing::debug!(%error, "cannot write the status of the node; trying again");
             }
         }
     }

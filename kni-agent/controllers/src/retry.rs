@@ -1,25 +1,51 @@
-//! Decides when failed work is tried again: after a pause that grows with each failure.
+//! Decides when failed work is tried again: after a pause that grows with each failure, with jitter: nodes that failed
+//! together do not try again together.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// Pause after the first failure; each additional one doubles it, up to [`LONGEST`].
-const SHORTEST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(30);
+/// Longest pause after the first failure; each additional one doubles it, up to [`LONGEST`].
+const SHORTEST: Duration = Duration::from_millis(500);
+pub(super) const LONGEST: Duration = Duration::from_secs(30);
 
 /// The failures of one piece of work since its last success.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Retry {
-    failed: Option<(Instant, Duration)>,
+    failed: Option<Failed>,
+    longest: Duration,
+}
+
+/// The last failure.
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    at: Instant,
+    /// The longest pause after it, and the chosen one.
+    most: Duration,
+    pause: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self::up_to(LONGEST)
+    }
 }
 
 impl Retry {
+    /// Work whose pauses are this long at most.
+    pub(super) const fn up_to(longest: Duration) -> Self {
+        Self { failed: None, longest }
+    }
+
     pub(super) fn ended(&mut self, succeeded: bool) {
         self.failed = (!succeeded).then(|| {
-            let pause = self.failed.map_or(SHORTEST, |(_, pause)| (pause * 2).min(LONGEST));
-            (Instant::now(), pause)
+            let most = self.failed.map_or(SHORTEST, |failed| failed.most * 2).min(self.longest);
+            Failed {
+                at: Instant::now(),
+                most,
+                pause: most.mul_f64(fastrand::f64().mul_add(0.5, 0.5)),
+            }
         });
     }
 
@@ -29,14 +55,14 @@ impl Retry {
     }
 
     /// Whether nothing failed, or the pause is over.
-    fn is_due(&self) -> bool {
-        self.failed.is_none_or(|(at, pause)| at.elapsed() >= pause)
+    pub(super) fn is_due(&self) -> bool {
+        self.failed.is_none_or(|failed| failed.at.elapsed() >= failed.pause)
     }
 
     /// Waits for the end of the pause; for ever if nothing failed.
     pub(super) async fn wait(&self) {
         match self.failed {
-            Some((at, pause)) => tokio::time::sleep(pause.saturating_sub(at.elapsed())).await,
+            Some(failed) => tokio::time::sleep(failed.pause.saturating_sub(failed.at.elapsed())).await,
             None => std::future::pending().await,
         }
     }
@@ -46,11 +72,22 @@ impl Retry {
 #[derive(Debug)]
 pub(super) struct Retries<K> {
     of: BTreeMap<K, Retry>,
+    longest: Duration,
 }
 
 impl<K> Default for Retries<K> {
     fn default() -> Self {
-        Self { of: BTreeMap::new() }
+        Self::up_to(LONGEST)
+    }
+}
+
+impl<K> Retries<K> {
+    /// Work whose pauses are this long at most.
+    pub(super) const fn up_to(longest: Duration) -> Self {
+        Self {
+            of: BTreeMap::new(),
+            longest,
+        }
     }
 }
 
@@ -63,7 +100,8 @@ impl<K: Ord> Retries<K> {
         if succeeded {
             self.of.remove(&key);
         } else {
-            self.of.entry(key).or_default().ended(false);
+            let retry = self.of.entry(key).or_insert(Retry::up_to(self.longest));
+            retry.ended(false);
         }
     }
 
@@ -80,6 +118,8 @@ impl<K: Ord> Retries<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -98,12 +138,30 @@ mod tests {
     #[test]
     fn pauses_grow_and_success_ends_them() {
         let mut retry = Retry::default();
-        for pause in [1, 2, 4, 8, 16, 30, 30] {
+        for most in [500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
             retry.ended(false);
-            assert_eq!(retry.failed.map(|(_, pause)| pause), Some(Duration::from_secs(pause)));
+            let (most, pause) = (Duration::from_millis(most), retry.failed.unwrap().pause);
+            assert!((most / 2..=most).contains(&pause), "{pause:?} of {most:?}");
             assert!(!retry.is_due());
         }
         retry.ended(true);
         assert!(retry.is_due());
+        let mut short = Retries::up_to(Duration::from_secs(1));
+        for _failure in 0..5 {
+            short.ended("a", false);
+        }
+        assert!(short.of["a"].failed.unwrap().pause <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn nodes_that_failed_together_do_not_try_again_together() {
+        let pauses: BTreeSet<Duration> = (0..100)
+            .map(|_node| {
+                let mut retry = Retry::default();
+                retry.ended(false);
+                retry.failed.unwrap().pause
+            })
+            .collect();
+        assert!(pauses.len() > 90, "{pauses:?}");
     }
 }

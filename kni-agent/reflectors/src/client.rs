@@ -10,6 +10,7 @@ use kube::{
 use tower::util::MapRequestLayer;
 
 use super::{
+    pace::Paced,
     requests::{Bounded, Interruptions, RequestCounts, RequestLimits},
     streamed,
 };
@@ -33,6 +34,17 @@ pub enum ClientError {
     Client(#[source] Box<kube::Error>),
 }
 
+/// Whose requests a client sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sender {
+    /// One of many agents. All its loops share one pace.
+    Agent,
+    /// kni-controller, of which one replica acts: each object has its own pauses.
+    Controller,
+    /// A program that ends with the first error.
+    Job,
+}
+
 /// A client, with the counters of its requests.
 #[derive(Clone)]
 pub struct Connection {
@@ -44,14 +56,20 @@ pub struct Connection {
     pub interruptions: Interruptions,
 }
 
-/// Creates a client. Sends nothing.
-pub async fn connect(kubeconfig: Option<&Path>, limits: RequestLimits) -> Result<Connection, ClientError> {
-    let config = match kubeconfig {
+/// Creates the client of `sender`. Sends nothing.
+pub async fn connect(
+    kubeconfig: Option<&Path>,
+    limits: RequestLimits,
+    sender: Sender,
+) -> Result<Connection, ClientError> {
+    let mut config = match kubeconfig {
         Some(path) => from_file(path).await?,
         None => Config::infer()
             .await
             .map_err(|error| ClientError::Infer(Box::new(error)))?,
     };
+    // It would send each request of an overloaded API server up to 15 times more; our loops know when to try again.
+    config.default_retry = matches!(sender, Sender::Job);
     let (requests, interruptions) = (RequestCounts::default(), Interruptions::default());
     let bounded = Bounded {
         limits,
@@ -59,11 +77,20 @@ pub async fn connect(kubeconfig: Option<&Path>, limits: RequestLimits) -> Result
         interruptions: interruptions.clone(),
     };
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Client(Box::new(error)))?;
+    let builder = builder.with_layer(&bounded);
+    let newest = MapRequestLayer::new(streamed::newest);
+    let client = match sender {
+        Sender::Agent => {
+            let paced = Paced {
+                longest: limits.pause,
+                counts: requests.clone(),
+            };
+            builder.with_layer(&paced).with_layer(&newest).build()
+        }
+        Sender::Controller | Sender::Job => builder.with_layer(&newest).build(),
+    };
     Ok(Connection {
-        client: builder
-            .with_layer(&bounded)
-            .with_layer(&MapRequestLayer::new(streamed::newest))
-            .build(),
+        client,
         requests,
         interruptions,
     })

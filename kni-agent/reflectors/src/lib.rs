@@ -8,6 +8,7 @@ mod decoded;
 mod later;
 mod of_others;
 mod own_view;
+mod pace;
 mod reflector;
 mod requests;
 mod resources;
@@ -15,7 +16,7 @@ mod served;
 mod streamed;
 mod watches;
 
-pub use client::{ClientError, Connection, connect};
+pub use client::{ClientError, Connection, Sender, connect};
 pub use reflector::version_of;
 pub use requests::{Interruptions, RequestCount, RequestCounts, RequestLimits};
 pub use resources::{Reflector, node_row, reflect_cluster, reflect_node};

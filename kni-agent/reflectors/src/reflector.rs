@@ -6,7 +6,7 @@ use std::{
     collections::BTreeSet,
     fmt::{Debug, Display},
     pin::pin,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::StreamExt as _;
@@ -17,6 +17,7 @@ use kube::{
     Api, Resource,
     runtime::{
         WatchStreamExt as _,
+        utils::Backoff as _,
         watcher::{self, Event, InitialListStrategy, watcher},
     },
 };
@@ -27,8 +28,8 @@ use super::{
     watches::WatchState,
 };
 
-/// Pause after a refusal.
-const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+/// A watch that was accepted for so long is a new one: pauses after a refusal begin anew.
+const ACCEPTED: Duration = Duration::from_mins(1);
 
 /// Why a watch has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,10 +102,15 @@ where
         cache: ClusterCache,
         counts: WatchState,
     ) {
+        let mut pauses = counts.pauses();
         loop {
+            let begun = Instant::now();
             // A list shows whether the API server still refuses; a watch that is resumed does not.
             self.watch(api.clone(), (config.clone(), None), &cache, &counts).await;
-            kni_tasks::waiting(tokio::time::sleep(REFUSED_PAUSE)).await;
+            if begun.elapsed() >= ACCEPTED {
+                pauses.reset();
+            }
+            kni_tasks::waiting(tokio::time::sleep(pauses.next().unwrap_or_default())).await;
         }
     }
 

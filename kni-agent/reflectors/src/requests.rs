@@ -32,6 +32,8 @@ pub struct RequestLimits {
     pub list: Duration,
     /// How long a watch may be silent. Longer than the interval of the API server's bookmarks.
     pub watch_idle: Duration,
+    /// How long an agent sends nothing at most after the API server has answered that it is overloaded.
+    pub pause: Duration,
 }
 
 impl Default for RequestLimits {
@@ -40,6 +42,7 @@ impl Default for RequestLimits {
             call: Duration::from_secs(10),
             list: Duration::from_secs(30),
             watch_idle: Duration::from_secs(100),
+            pause: Duration::from_secs(30),
         }
     }
 }
@@ -60,7 +63,8 @@ pub struct RequestCount {
     pub verb: &'static str,
     /// Resource, with its subresource: `podnetworks/status`.
     pub resource: String,
-    /// HTTP status; `timeout` and `error` where there was none.
+    /// HTTP status; `timeout` and `error` where there was none, `paused` where the request was not sent because the API
+    /// server is overloaded.
     pub code: String,
     /// Requests.
     pub count: u64,
@@ -103,7 +107,7 @@ impl RequestCounts {
         }
     }
 
-    fn add(&self, call: &Call, code: &str) {
+    pub(super) fn add(&self, call: &Call, code: &str) {
         let key = (call.verb, call.resource.clone(), code.to_owned());
         *self.lock().entry(key).or_default() += 1;
     }
@@ -131,9 +135,9 @@ impl Interruptions {
 
 /// What a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Call {
-    verb: &'static str,
-    resource: String,
+pub(super) struct Call {
+    pub(super) verb: &'static str,
+    pub(super) resource: String,
 }
 
 /// The duration that a watch requests, in seconds: it ends by itself then.
@@ -143,7 +147,7 @@ fn duration_of(query: &str) -> Option<u64> {
 }
 
 impl Call {
-    fn of(method: &Method, path: &str, query: &str) -> Self {
+    pub(super) fn of(method: &Method, path: &str, query: &str) -> Self {
         let mut parts = path.trim_matches('/').split('/');
         // /api/v1/..., /apis/GROUP/VERSION/...
         let group = match parts.next() {

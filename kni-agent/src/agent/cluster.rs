@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kni_controllers::{Apply, Cluster, ClusterOptions, Reflectors};
 use kni_netlink::Changes as UplinkChanges;
+use kni_reflectors::{Sender, connect};
 use kni_tasks::Tasks;
 
 use super::{Node, apply_networks, settings};
@@ -14,7 +15,7 @@ use crate::cli::ServeArgs;
 /// Starts to watch the API server.
 pub(super) async fn watches(args: &ServeArgs, tasks: &Tasks) -> Result<Reflectors> {
     let limits = settings::request_limits(args);
-    let connection = kni_reflectors::connect(args.cluster.kubeconfig.as_deref(), limits)
+    let connection = connect(args.cluster.kubeconfig.as_deref(), limits, Sender::Agent)
         .await
         .context("the cluster (without one: --standalone --manifests DIR)")?;
     let options = ClusterOptions {

@@ -63,6 +63,7 @@ pub(super) fn request_limits(args: &ServeArgs) -> RequestLimits {
             call: Duration::from_secs(seconds),
             list: Duration::from_secs(seconds),
             watch_idle: Duration::from_secs(seconds * 20),
+            pause: Duration::from_secs(seconds),
         },
         None => limits,
     }

@@ -18,7 +18,7 @@ use kni_api::{
     AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NetworkMembers, NetworkNumber,
     NodeEndpoint, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX,
 };
-use kni_reflectors::{RequestLimits, connect};
+use kni_reflectors::{RequestLimits, Sender, connect};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -43,7 +43,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Removes everything that the agents wrote from the cluster; objects of users stay.
 pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
-    let connection = connect(args.cluster.kubeconfig.as_deref(), RequestLimits::default()).await?;
+    let connection = connect(
+        args.cluster.kubeconfig.as_deref(),
+        RequestLimits::default(),
+        Sender::Job,
+    )
+    .await?;
     let client = connection.client;
     let deadline = Instant::now() + Duration::from_secs(args.wait.into());
     wait_for_controller(&client, args, deadline).await?;

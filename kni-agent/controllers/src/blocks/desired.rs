@@ -125,7 +125,7 @@ impl ObjectControllers {
             let need = needs.get(name).copied().unwrap_or_default();
             let of = |all: &BTreeMap<NetworkName, Vec<IpAddr>>| all.get(name).cloned().unwrap_or_default();
             let idle = idle(memory, name, &has, (&of(&leases), &of(&resting)), self.block_grace);
-            if memory.failed.contains_key(name) {
+            if !memory.failed.is_due(name) {
                 continue;
             }
             let prefixes = self.prefixes_of(name);

@@ -212,7 +212,9 @@ where
             };
             match kni_tasks::waiting(ended).await {
                 None => return Next::Extend,
-                Some(Ok(Next::List) | Err(kube::Error::Api(_))) => return Next::List,
+                Some(Ok(Next::List)) => return Next::List,
+                // A list would cost an API server that is overloaded more than the watch.
+                Some(Err(kube::Error::Api(status))) if status.code != 429 => return Next::List,
                 Some(Ok(Next::Extend)) => {}
                 Some(Err(error)) => {
                     cache.others().set_away(true);

@@ -96,6 +96,33 @@ async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
     Ok(())
 }
 
+/// The agent has the pauses of operation, so that the test takes as long as the API server is overloaded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_overloaded_api_server_gets_few_requests() -> Result<()> {
+    require!(waiting, root, netns, bpf, machine);
+    let (time, most) = if kni_integration::long() { (60, 20) } else { (14, 14) };
+    let mut cluster = Cluster::without_nodes("cluster-overload").await?;
+    let options = MemberOptions {
+        proxied: true,
+        ..MemberOptions::default()
+    };
+    cluster.add_node(options).await?;
+    tenants(&cluster).await?;
+    cluster.run(&[objects::pod("red-team", "first", "node1")]).await?;
+    let faults = || &cluster.nodes[0].proxy.as_ref().expect("the options demand one").faults;
+    faults().set(vec![Rule::any("", Fault::Answer(429))]);
+    faults().cut();
+    tokio::time::sleep(Duration::from_secs(time)).await;
+    let refused = faults().injected().get("refused").copied().unwrap_or_default();
+    faults().clear();
+    ensure!((3..=most).contains(&refused), "{refused} requests in {time} s");
+    println!("{refused} requests in {time} s");
+    // The longest pauses of the client and of the watches.
+    tokio::time::sleep(Duration::from_secs(time)).await;
+    cluster.run(&[objects::pod("red-team", "second", "node1")]).await?;
+    Ok(())
+}
+
 /// One node behind the proxy, with a server in the network red that only friends reach while the policy exists.
 struct Scene {
     cluster: Cluster,
