@@ -22,8 +22,8 @@ pub(crate) struct Args {
     /// Name of this replica in the Lease, with a random suffix. Default: the hostname.
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     pub(crate) name: Option<String>,
-    /// Address of `/healthz` and `/metrics`. The default is reachable from the node only; of two replicas on one node,
-    /// one has it.
+    /// Address of `/healthz`, `/readyz` and `/metrics`. The default is reachable from the node only; of two replicas on
+    /// one node, one has it.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9631")]
     pub(crate) health_address: SocketAddr,
     /// Seconds that the number of a network rests after the network is gone. For tests: nodes may use it meanwhile.

@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use crate::health::Heartbeat;
+use crate::{health::Heartbeat, readiness::Readiness};
 
 /// Name of the Lease.
 pub(crate) const LEASE: &str = "kni-controller";
@@ -25,14 +25,19 @@ pub(crate) const LEASE: &str = "kni-controller";
 const DURATION_SECONDS: i32 = 15;
 /// Interval at which the holder renews the Lease and other replicas check it.
 const RENEW: Duration = Duration::from_secs(3);
+/// Time limit of a request. A holder makes two attempts at least before it gives up.
+const REQUEST: Duration = Duration::from_secs(5);
 /// A holder that could not renew it for this long must not write any more: 5 seconds before another one may take over.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
-/// A period in which this replica holds the Lease without interruption.
+/// A term that is renewed later than this after its time is over: its tables may be too old.
+const LATE: Duration = Duration::from_secs(30);
+
+/// A period in which no other replica holds the Lease. Writes pause while it is not renewed in time; watches do not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Term {
     number: u64,
-    /// The end, unless the Lease is renewed.
+    /// Nothing is written from then on, unless the Lease is renewed.
     until: Instant,
 }
 
@@ -40,19 +45,29 @@ struct Term {
 pub(crate) struct Election {
     api: Api<Lease>,
     identity: String,
+    readiness: Readiness,
     term: watch::Sender<Option<Term>>,
     terms: u64,
     /// The last change of another holder, and when it was seen. Clocks of nodes differ, so only changes count.
     seen: Option<(Option<String>, Option<i64>, Instant)>,
     /// The resource version of the last renewal; 0 before the first.
     written: u64,
+    /// The Lease as this replica has written it last, unless another one holds it: it is renewed by one request. Its
+    /// version shows that no other replica has written it since.
+    held: Option<Lease>,
+    /// When the last write was sent.
+    sent: Instant,
+    /// How often watches had failed at the last renewal.
+    failures: u64,
 }
 
 /// What a round has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
-    /// The Lease is renewed.
-    Yes,
+    /// The Lease is renewed, and no other replica has held it since the last renewal.
+    Still,
+    /// The Lease is acquired.
+    Anew,
     /// The Lease is renewed, but the last renewal is lost: the API server's storage was restored to an earlier state.
     /// No watch has to show that, so everything must be read again.
     AfterRestore,
@@ -70,15 +85,19 @@ pub(crate) struct Leadership {
 
 impl Election {
     /// A candidate that does not run yet. `client` must not be one that depends on the election.
-    pub(crate) fn new(client: Client, namespace: &str, replica: &str) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str, replica: &str, readiness: Readiness) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
             // A restarted replica is a new candidate, because its state is gone.
             identity: format!("{replica}_{:08x}", fastrand::u32(..)),
+            readiness,
             term: watch::Sender::new(None),
             terms: 0,
             seen: None,
             written: 0,
+            held: None,
+            sent: Instant::now(),
+            failures: 0,
         }
     }
 
@@ -100,8 +119,12 @@ impl Election {
         let renewing = async {
             let mut ticks = interval(RENEW);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut changes = self.readiness.changes();
             loop {
-                ticks.tick().await;
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    _ = changes.changed() => {}
+                }
                 heartbeat.beat();
                 self.round().await;
             }
@@ -119,76 +142,114 @@ impl Election {
     }
 
     async fn round(&mut self) {
-        let started = Instant::now();
-        match tokio::time::timeout(RENEW, self.try_hold()).await {
-            Ok(Ok(Held::Yes)) => self.renewed(started),
-            Ok(Ok(Held::AfterRestore)) => {
-                tracing::warn!("the API server's storage was restored to an earlier state; everything is read again");
-                self.term.send_replace(None);
-                self.renewed(started);
+        let has_it = self.term.borrow().is_some();
+        if !self.readiness.may_hold(has_it, Instant::now()) {
+            // Its requests may still be on their way, so the Lease is not handed over but expires.
+            self.held = None;
+            if self.term.send_replace(None).is_some() {
+                tracing::warn!("this replica cannot read every kind; another one may act");
             }
-            Ok(Ok(Held::No)) => {
+            return;
+        }
+        match self.try_hold().await {
+            Ok(Held::Still) => self.renewed(false),
+            Ok(Held::Anew) => self.renewed(true),
+            Ok(Held::AfterRestore) => {
+                tracing::warn!("the API server's storage was restored to an earlier state; everything is read again");
+                self.renewed(true);
+            }
+            Ok(Held::No) => {
+                self.held = None;
                 if self.term.send_replace(None).is_some() {
                     tracing::warn!("another replica acts now");
                 }
             }
-            Ok(Err(error)) => tracing::warn!(%error, "cannot renew the Lease"),
-            Err(_elapsed) => tracing::warn!("cannot renew the Lease in time"),
+            Err(error) => tracing::warn!(%error, "cannot renew the Lease"),
         }
     }
 
-    /// Extends the term, or begins another one where the last one has ended: writes of the old one stay refused.
-    fn renewed(&mut self, started: Instant) {
+    /// Extends the term, or begins another one: writes of the old one stay refused. A term that is renewed late goes on
+    /// if nobody else has acted and no watch has failed meanwhile: its tables are as new as if it had been in time, and
+    /// an API server that is slow is not asked for everything again.
+    fn renewed(&mut self, anew: bool) {
+        let failures = self.readiness.watch_failures();
         let current = *self.term.borrow();
-        let continues = current.is_some_and(|term| Instant::now() < term.until);
-        if !continues {
+        let late = current.map(|term| Instant::now().saturating_duration_since(term.until));
+        let continues = |late: Duration| late.is_zero() || (late < LATE && failures == self.failures);
+        if anew || !late.is_some_and(continues) {
             self.terms += 1;
             tracing::info!(identity = self.identity, term = self.terms, "this replica acts");
+        } else if let Some(late) = late.filter(|late| !late.is_zero()) {
+            tracing::warn!(?late, "the Lease is renewed late; this replica acts again");
         }
+        self.failures = failures;
         self.term.send_replace(Some(Term {
             number: self.terms,
-            until: started + GIVE_UP,
+            until: self.sent + GIVE_UP,
         }));
     }
 
     async fn try_hold(&mut self) -> Result<Held, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(LEASE).await? else {
-            let lease = Lease {
-                metadata: ObjectMeta {
-                    name: Some(LEASE.to_owned()),
-                    ..ObjectMeta::default()
-                },
-                spec: Some(self.spec(0)),
-            };
-            let created = unless_conflict(self.api.create(&PostParams::default(), &lease).await)?;
-            return Ok(self.note_written(created, self.written > 0));
+        if let Some(mut lease) = self.held.clone() {
+            lease.spec.get_or_insert_default().renew_time = Some(now());
+            if self.replace(&lease).await? {
+                return Ok(Held::Still);
+            }
+        }
+        let Some(mut lease) = within(self.api.get_opt(LEASE)).await? else {
+            return self.create().await;
         };
         let restored = version_of(&lease.metadata) < self.written;
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.clone().unwrap_or_default();
-        if holder != self.identity && !holder.is_empty() && !self.is_abandoned(&spec) {
+        let is_ours = holder == self.identity;
+        if !is_ours && !holder.is_empty() && !self.is_abandoned(&spec) {
             return Ok(Held::No);
         }
-        let transitions = spec.lease_transitions.unwrap_or(0) + i32::from(holder != self.identity);
         lease.spec = Some(LeaseSpec {
-            acquire_time: if holder == self.identity {
-                spec.acquire_time
-            } else {
-                Some(now())
-            },
-            ..self.spec(transitions)
+            acquire_time: if is_ours { spec.acquire_time } else { Some(now()) },
+            ..self.spec(spec.lease_transitions.unwrap_or(0) + i32::from(!is_ours))
         });
-        let replaced = unless_conflict(self.api.replace(LEASE, &PostParams::default(), &lease).await)?;
-        Ok(self.note_written(replaced, restored))
+        Ok(match (self.replace(&lease).await?, restored) {
+            (false, _) => Held::No,
+            (true, true) => Held::AfterRestore,
+            (true, false) if is_ours => Held::Still,
+            (true, false) => Held::Anew,
+        })
     }
 
-    /// Notes the written Lease, if the write succeeded. `restored` is whether the last renewal was lost.
-    fn note_written(&mut self, written: Option<Lease>, restored: bool) -> Held {
-        let Some(lease) = written else {
-            return Held::No;
+    async fn create(&mut self) -> Result<Held, kube::Error> {
+        let lease = Lease {
+            metadata: ObjectMeta {
+                name: Some(LEASE.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(self.spec(0)),
         };
-        self.written = version_of(&lease.metadata);
-        if restored { Held::AfterRestore } else { Held::Yes }
+        let restored = self.written > 0;
+        self.sent = Instant::now();
+        let created = unless_changed(within(self.api.create(&PostParams::default(), &lease)).await)?;
+        Ok(match (self.note_written(created), restored) {
+            (false, _) => Held::No,
+            (true, true) => Held::AfterRestore,
+            (true, false) => Held::Anew,
+        })
+    }
+
+    /// Writes the Lease if nobody else has written it since it was read.
+    async fn replace(&mut self, lease: &Lease) -> Result<bool, kube::Error> {
+        self.sent = Instant::now();
+        let replaced = within(self.api.replace(LEASE, &PostParams::default(), lease)).await;
+        Ok(self.note_written(unless_changed(replaced)?))
+    }
+
+    /// Notes the written Lease; whether it was written.
+    fn note_written(&mut self, written: Option<Lease>) -> bool {
+        self.written = written
+            .as_ref()
+            .map_or(self.written, |lease| version_of(&lease.metadata));
+        self.held = written;
+        self.held.is_some()
     }
 
     /// Lets another replica take over at once.
@@ -201,7 +262,7 @@ impl Election {
             return Ok(());
         }
         spec.holder_identity = None;
-        unless_conflict(self.api.replace(LEASE, &PostParams::default(), &lease).await).map(drop)
+        unless_changed(self.api.replace(LEASE, &PostParams::default(), &lease).await).map(drop)
     }
 
     fn spec(&self, transitions: i32) -> LeaseSpec {
@@ -255,10 +316,15 @@ impl Leadership {
         self.term.borrow().is_some_and(|term| Instant::now() < term.until)
     }
 
-    /// The end of the term unless the Lease is renewed; `None` once it has ended.
+    /// Until when this replica may write unless the Lease is renewed; `None` if it may not.
     pub(crate) fn until(&self) -> Option<Instant> {
         let term = (*self.term.borrow()).filter(|term| term.number == self.number)?;
         (Instant::now() < term.until).then_some(term.until)
+    }
+
+    /// Whether the term has not ended. It may write nothing at the moment.
+    pub(crate) fn lasts(&self) -> bool {
+        self.term.borrow().is_some_and(|term| term.number == self.number)
     }
 
     /// Waits until the term has ended.
@@ -266,22 +332,26 @@ impl Leadership {
         let mut term = self.term.clone();
         loop {
             term.mark_unchanged();
-            let Some(until) = self.until() else { return };
-            tokio::select! {
-                () = tokio::time::sleep_until(until) => {}
-                changed = term.changed() => if changed.is_err() { return },
+            if !self.lasts() || term.changed().await.is_err() {
+                return;
             }
         }
     }
 }
 
-/// The written object; `None` if another candidate was faster.
-fn unless_conflict<T>(done: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+/// The written object; `None` if another candidate was faster, or it is gone.
+fn unless_changed<T>(done: kube::Result<T>) -> kube::Result<Option<T>> {
     match done {
         Ok(written) => Ok(Some(written)),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// The answer, unless it takes too long.
+async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let answer = tokio::time::timeout(REQUEST, request).await;
+    answer.unwrap_or_else(|_elapsed| Err(kube::Error::Service("no answer in time".into())))
 }
 
 fn now() -> MicroTime {
@@ -295,51 +365,14 @@ impl Leadership {
         let (_, term) = watch::channel(None);
         Self { term, number: 0 }
     }
+
+    /// That of a replica that holds the Lease until the end of the test.
+    pub(crate) fn held_for_tests() -> Self {
+        let until = Instant::now() + Duration::from_hours(1);
+        let (_, term) = watch::channel(Some(Term { number: 0, until }));
+        Self { term, number: 0 }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn leadership(number: u64) -> (watch::Sender<Option<Term>>, Leadership) {
-        let (sender, term) = watch::channel(None);
-        (sender, Leadership { term, number })
-    }
-
-    fn term(number: u64, until: Instant) -> Term {
-        Term { number, until }
-    }
-
-    #[tokio::test]
-    async fn a_term_that_is_not_renewed_ends_in_time() {
-        let (sender, leadership) = leadership(1);
-        let (begin, ms) = (Instant::now(), Duration::from_millis);
-        sender.send_replace(Some(term(1, begin + ms(20))));
-        let lost = leadership.lost();
-        sender.send_replace(Some(term(1, begin + ms(60))));
-        lost.await;
-        assert!(begin.elapsed() >= ms(60), "it was renewed");
-        assert_eq!(leadership.until(), None);
-        assert!(!leadership.is_held());
-    }
-
-    #[test]
-    fn writes_end_before_another_replica_may_begin() {
-        let expires = Duration::from_secs(u64::try_from(DURATION_SECONDS).unwrap());
-        assert!(GIVE_UP + Duration::from_secs(5) <= expires);
-        assert!(RENEW * 2 < GIVE_UP, "one failed renewal changes nothing");
-    }
-
-    #[tokio::test]
-    async fn another_term_is_not_this_one() {
-        let (sender, candidate) = leadership(0);
-        sender.send_replace(Some(term(1, Instant::now() + GIVE_UP)));
-        let first = candidate.won().await;
-        assert!(first.until().is_some());
-        sender.send_replace(Some(term(2, Instant::now() + GIVE_UP)));
-        assert_eq!(first.until(), None, "its tables may be old");
-        assert!(first.is_held(), "the replica does, in another term");
-        first.lost().await;
-        assert!(candidate.won().await.until().is_some());
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Answers the liveness probe, and requests for the metrics.
+//! Answers the probes of the kubelet, and requests for the metrics.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{health::Health, metrics::Metrics};
+use crate::{health::Health, metrics::Metrics, readiness::Readiness};
 
 /// Time limit of a request.
 const REQUEST: Duration = Duration::from_secs(5);
@@ -27,12 +27,13 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0";
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) health: Health,
+    pub(crate) readiness: Readiness,
     pub(crate) metrics: Metrics,
 }
 
 impl Endpoint {
-    /// Serves `/healthz` and `/metrics` for as long as the process. An address that is in use is tried again: another
-    /// replica on the node may have it.
+    /// Serves `/healthz`, `/readyz` and `/metrics` for as long as the process. An address that is in use is tried again:
+    /// another replica on the node may have it.
     pub(crate) async fn serve(self, address: SocketAddr) {
         let listener = loop {
             match TcpListener::bind(address).await {
@@ -79,6 +80,11 @@ impl Endpoint {
         let (status, kind, text) = if request.starts_with(b"GET /healthz ") {
             let (status, text) = probe(&self.health);
             (status, PLAIN, text)
+        } else if request.starts_with(b"GET /readyz ") {
+            match self.readiness.problem() {
+                None => ("200 OK", PLAIN, "ok\n".to_owned()),
+                Some(problem) => ("503 Service Unavailable", PLAIN, format!("{problem}\n")),
+            }
         } else if request.starts_with(b"GET /metrics ") {
             // It looks at all networks and blocks.
             match tokio::task::spawn_blocking(move || self.metrics.page()).await? {
@@ -89,7 +95,7 @@ impl Endpoint {
             (
                 "404 Not Found",
                 PLAIN,
-                "there are GET /healthz and GET /metrics\n".to_owned(),
+                "there are GET /healthz, GET /readyz and GET /metrics\n".to_owned(),
             )
         };
         let answer = format!(
@@ -122,10 +128,12 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let endpoint = Endpoint {
             health: Health::default(),
+            readiness: Readiness::for_tests(&["pods: pods is forbidden"]),
             metrics: Metrics::for_tests(),
         };
         for (path, expected, content) in [
             ("/healthz", "HTTP/1.1 200 OK", "\r\n\r\nok\n"),
+            ("/readyz", "HTTP/1.1 503", "\r\n\r\npods: pods is forbidden\n"),
             ("/metrics", "HTTP/1.1 200 OK", "kni_leader 0\n"),
             ("/other", "HTTP/1.1 404", "/healthz"),
         ] {

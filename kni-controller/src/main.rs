@@ -9,6 +9,7 @@ mod events;
 mod fence;
 mod health;
 mod metrics;
+mod readiness;
 mod run;
 
 use std::{io::IsTerminal as _, process::ExitCode};

@@ -34,10 +34,10 @@ struct State {
 }
 
 impl Metrics {
-    pub(crate) fn new(requests: RequestCounts, leadership: Leadership) -> Self {
+    pub(crate) fn new(requests: RequestCounts, watches: WatchState, leadership: Leadership) -> Self {
         Self {
             requests,
-            watches: WatchState::default(),
+            watches,
             leadership,
             state: Arc::default(),
         }
@@ -56,6 +56,13 @@ impl Metrics {
     /// The term has ended: the objects are no longer followed.
     pub(crate) fn end_term(&self) {
         self.state().cache = None;
+    }
+
+    /// Reads the objects of the term; `None` without a term.
+    pub(crate) fn with_tables<T>(&self, read: impl FnOnce(&Tables) -> T) -> Option<T> {
+        let cache = self.state().cache.clone()?;
+        let tables = cache.tables();
+        Some(read(&tables))
     }
 
     /// A controller has compared the objects with the desired ones.
@@ -161,7 +168,7 @@ fn free_blocks(tables: &Tables) -> Vec<FreeBlocks> {
 impl Metrics {
     /// The counters of a replica that never acts.
     pub(crate) fn for_tests() -> Self {
-        Self::new(RequestCounts::default(), Leadership::for_tests())
+        Self::new(RequestCounts::default(), WatchState::default(), Leadership::for_tests())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use kni_reflectors::{RequestLimits, Sender, connect};
+use kni_reflectors::{RequestLimits, Sender, WatchState, connect};
 use kube::Client;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -15,9 +15,9 @@ use crate::{
     controllers,
     election::{Election, Leadership},
     endpoint::Endpoint,
-    fence::fenced,
     health::Health,
     metrics::Metrics,
+    readiness::Readiness,
 };
 
 /// Worker threads of the runtime.
@@ -30,15 +30,19 @@ pub(crate) async fn serve(args: &Args) -> Result<()> {
     let limits = RequestLimits::default();
     let connection = connect(args.kubeconfig.as_deref(), limits, Sender::Controller).await?;
     let client = connection.client;
-    let election = Election::new(client.clone(), &args.namespace, &replica(args)?);
+    let watches = WatchState::default();
+    let readiness = Readiness::new(watches.clone());
+    let election = Election::new(client.clone(), &args.namespace, &replica(args)?, readiness.clone());
     let leadership = election.leadership();
     let health = Health::default();
-    let metrics = Metrics::new(connection.requests, leadership.clone());
+    let metrics = Metrics::new(connection.requests, watches, leadership.clone());
     let endpoint = Endpoint {
         health: health.clone(),
+        readiness: readiness.clone(),
         metrics: metrics.clone(),
     };
     tokio::spawn(endpoint.serve(args.health_address));
+    tokio::spawn(readiness.follow(client.clone(), metrics.clone(), health.expect("readiness")));
     let (stop, stopping) = watch::channel(());
     let (stopped, all_stopped) = watch::channel(());
     let mut electing =
@@ -77,7 +81,7 @@ async fn act(
             term = leadership.won() => term,
             () = &mut stop => return Ok(()),
         };
-        let mut tasks = controllers::start(&fenced(client, term.clone()), health, metrics, rest);
+        let mut tasks = controllers::start(client, term.clone(), (health, metrics), rest);
         let stops = tokio::select! {
             () = term.lost() => false,
             () = &mut stop => true,

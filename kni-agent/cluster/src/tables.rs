@@ -1,5 +1,7 @@
 //! Holds the cached objects by kind.
 
+mod of_cluster;
+
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
@@ -161,6 +163,7 @@ trait Kept {
     fn len(&self) -> usize;
     fn refused(&self) -> &BTreeMap<Key, String>;
     fn problem(&self) -> Option<&str>;
+    fn is_absent(&self) -> bool;
 }
 
 impl<V: PartialEq> Kept for Table<V> {
@@ -190,6 +193,10 @@ impl<V: PartialEq> Kept for Table<V> {
 
     fn problem(&self) -> Option<&str> {
         Self::problem(self)
+    }
+
+    fn is_absent(&self) -> bool {
+        Self::is_absent(self)
     }
 }
 
@@ -273,31 +280,6 @@ impl Tables {
         behind.map(|(name, _)| name).collect()
     }
 
-    /// The kinds that kni-controller needs.
-    fn of_cluster(&self) -> [(&'static str, &dyn Kept); 13] {
-        [
-            ("podnetworks", &self.networks),
-            ("podnetworkattachments", &self.attachments),
-            ("podinterfaces", &self.interfaces),
-            ("egresspolicies", &self.egress_objects),
-            ("egressaddresspools", &self.egress_pools),
-            ("egressaddressclaims", &self.egress_claims),
-            ("services", &self.services),
-            ("addresses of services", &self.service_addresses),
-            ("endpointslices", &self.slices),
-            ("namespaces", &self.namespaces),
-            ("pods", &self.pods),
-            ("nodes", &self.nodes),
-            ("nodenetworks", &self.node_networks),
-        ]
-    }
-
-    /// The kinds that kni-controller needs whose first list is not complete yet.
-    pub fn missing_of_cluster(&self) -> Vec<&'static str> {
-        let behind = self.of_cluster().into_iter().filter(|(_, table)| !table.is_synced());
-        behind.map(|(name, _)| name).collect()
-    }
-
     /// What the agent cannot watch or decode, and what is used instead; empty if the cache is what the cluster has.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
@@ -314,21 +296,6 @@ impl Tables {
         let behind = self.others().into_iter().filter(|(_, table)| !table.is_synced());
         problems.extend(behind.map(|(name, _)| format!("{name} were not read yet")));
         problems
-    }
-
-    /// The number of cached objects by kind that kni-controller follows.
-    pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
-        let recent: [(&'static str, &dyn Kept); 7] = [
-            ("addressblocks", &self.blocks),
-            ("networkmembers", &self.members),
-            ("networknumbers", &self.numbers),
-            ("nodeendpoints", &self.node_endpoints),
-            ("networkpolicies", &self.network_policies),
-            ("multi-networkpolicies", &self.multi_policies),
-            ("network-attachment-definitions", &self.definition_names),
-        ];
-        let all = self.of_cluster().into_iter().chain(recent);
-        all.map(|(name, table)| (name, table.len())).collect()
     }
 
     /// The number of cached objects by kind that an agent follows.

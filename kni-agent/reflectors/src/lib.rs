@@ -19,5 +19,5 @@ mod watches;
 pub use client::{ClientError, Connection, Sender, connect};
 pub use reflector::version_of;
 pub use requests::{Interruptions, RequestCount, RequestCounts, RequestLimits};
-pub use resources::{Reflector, node_row, reflect_cluster, reflect_node};
+pub use resources::{Reflector, node_row, reflect_cluster, reflect_node, refused_of_cluster};
 pub use watches::{WatchState, WatchView};

@@ -80,6 +80,10 @@ where
         }
     }
 
+    pub(super) const fn name(&self) -> &'static str {
+        self.name
+    }
+
     pub(super) const fn table(&self) -> fn(&mut Tables) -> &mut Table<V> {
         self.table
     }

@@ -61,9 +61,21 @@ struct Watches<'a> {
     cache: &'a ClusterCache,
     counts: WatchState,
     all: Vec<Reflector>,
+    /// Each kind, where its objects are read, and whether it may be missing.
+    paths: Vec<(&'static str, String, bool)>,
 }
 
-impl Watches<'_> {
+impl<'a> Watches<'a> {
+    const fn new(client: &'a Client, cache: &'a ClusterCache, counts: WatchState) -> Self {
+        Self {
+            client,
+            cache,
+            counts,
+            all: Vec::new(),
+            paths: Vec::new(),
+        }
+    }
+
     /// Adds the watch of all objects of a kind.
     fn reflect<K, V>(&mut self, task: &'static str, kind: Kind<K, V>)
     where
@@ -78,6 +90,7 @@ impl Watches<'_> {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
         V: PartialEq + Send + 'static,
     {
+        self.paths.push((kind.name(), K::url_path(&(), None), false));
         let (cache, counts) = (self.cache.clone(), self.counts.clone());
         let run = kind.reflect_selected(Api::all(self.client.clone()), config, cache, counts);
         self.all.push(Reflector { task, run: run.boxed() });
@@ -85,6 +98,8 @@ impl Watches<'_> {
 
     /// Adds the watch of a kind that may be missing.
     fn reflect_optional(&mut self, task: &'static str, kind: Optional, versions: Vec<Version>) {
+        let paths = versions.iter().map(|(version, _)| kind.path(version));
+        self.paths.extend(paths.map(|(name, path)| (name, path, true)));
         let run = kind.reflect(self.client.clone(), self.cache.clone(), versions);
         self.all.push(Reflector { task, run: run.boxed() });
     }
@@ -122,12 +137,7 @@ impl Watches<'_> {
 
 /// The watches of the kinds that the agent of `node` needs.
 pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, node: &str) -> Vec<Reflector> {
-    let mut watches = Watches {
-        client,
-        cache,
-        counts: counts.clone(),
-        all: Vec::new(),
-    };
+    let mut watches = Watches::new(client, cache, counts.clone());
     let own = || watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     reflect_networks(&mut watches, own(), |object| Some(of_node(object)));
     reflect_numbers(&mut watches);
@@ -158,28 +168,49 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
 
 /// Follows the kinds that kni-controller needs. Ends when the set is dropped.
 pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchState) -> JoinSet<()> {
-    let mut watches = Watches {
-        client,
-        cache,
-        counts: counts.clone(),
-        all: Vec::new(),
-    };
+    let mut watches = Watches::new(client, cache, counts.clone());
+    reflect_all(&mut watches);
+    watches.all.into_iter().map(|reflector| reflector.run).collect()
+}
+
+/// Requests one object of each kind that kni-controller needs; returns what the API server refuses, with the reasons.
+/// An error means that it did not answer.
+pub async fn refused_of_cluster(client: &Client) -> Result<Vec<String>, kube::Error> {
+    let cache = ClusterCache::new();
+    let mut watches = Watches::new(client, &cache, WatchState::default());
+    reflect_all(&mut watches);
+    let mut refused = Vec::new();
+    for (name, path, may_be_missing) in watches.paths {
+        let request = http::Request::get(format!("{path}?limit=1")).body(Vec::new());
+        match client.request_text(request.map_err(kube::Error::HttpError)?).await {
+            Ok(_list) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 && may_be_missing => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404) => {
+                refused.push(format!("{name}: {}", status.message));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(refused)
+}
+
+fn reflect_all(watches: &mut Watches<'_>) {
     let all = watcher::Config::default;
-    reflect_networks(&mut watches, all(), |object| Some(Arc::new(object)));
-    reflect_numbers(&mut watches);
-    reflect_core(&mut watches, all());
-    reflect_nodes(&mut watches);
-    reflect_blocks(&mut watches, all());
+    reflect_networks(watches, all(), |object| Some(Arc::new(object)));
+    reflect_numbers(watches);
+    reflect_core(watches, all());
+    reflect_nodes(watches);
+    reflect_blocks(watches, all());
     reflect_recent::<NetworkMembers>(
-        &mut watches,
+        watches,
         ("watch-networkmembers", "networkmembers"),
         |tables| &mut tables.members,
         all(),
     );
-    reflect_endpoints(&mut watches);
-    reflect_egress(&mut watches);
+    reflect_endpoints(watches);
+    reflect_egress(watches);
     // Their addresses are never egress addresses.
-    reflect_services(&mut watches);
+    reflect_services(watches);
     watches.reflect(
         "watch-service-addresses",
         Kind::<Service, _>::new(
@@ -188,12 +219,11 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
             |object| read_service_addresses(&object),
         ),
     );
-    reflect_egress_objects(&mut watches);
+    reflect_egress_objects(watches);
     // Events name policies that are refused, or whose networks do not exist.
-    reflect_network_policies(&mut watches);
-    reflect_multi_policies(&mut watches);
-    reflect_definitions(&mut watches, |tables| &mut tables.definition_names, |_| Some(()));
-    watches.all.into_iter().map(|reflector| reflector.run).collect()
+    reflect_network_policies(watches);
+    reflect_multi_policies(watches);
+    reflect_definitions(watches, |tables| &mut tables.definition_names, |_| Some(()));
 }
 
 /// `network` is what is cached of a network.

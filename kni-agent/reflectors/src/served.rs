@@ -48,6 +48,11 @@ impl Optional {
         }
     }
 
+    /// Its name, and where objects of a version are read.
+    pub(super) fn path(&self, version: &str) -> (&'static str, String) {
+        (self.plural, format!("/apis/{}/{version}/{}", self.group, self.plural))
+    }
+
     /// Watches the first of `versions` that the API server serves, for as long as the agent runs. Only an answer of the
     /// discovery API decides: while there is none, the table stays as it is, and incomplete if it was never read.
     pub(super) async fn reflect(self, client: Client, cache: ClusterCache, versions: Vec<Version>) {

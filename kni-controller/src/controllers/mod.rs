@@ -41,16 +41,23 @@ use tokio::task::JoinSet;
 
 pub(crate) use self::network_numbers::REST;
 use self::reconcile::{Context, reconcile};
-use crate::{events::Events, health::Health, metrics::Metrics};
+use crate::{election::Leadership, events::Events, fence::fenced, health::Health, metrics::Metrics};
 
 /// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
 /// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped. Released
 /// numbers of networks rest for `rest`.
-pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: Duration) -> JoinSet<()> {
+pub(crate) fn start(
+    client: &Client,
+    leadership: Leadership,
+    (health, metrics): (&Health, &Metrics),
+    rest: Duration,
+) -> JoinSet<()> {
+    let client = &fenced(client, leadership.clone());
     let context = Context {
         client: client.clone(),
+        leadership,
         cache: ClusterCache::new(),
         events: Events::new(client.clone()),
         health: health.clone(),

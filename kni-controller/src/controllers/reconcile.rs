@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use self::work::Work;
-use crate::{events::Events, health::Health, metrics::Metrics};
+use crate::{election::Leadership, events::Events, health::Health, metrics::Metrics};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(3);
@@ -24,8 +24,10 @@ const AT_ONCE: usize = 16;
 /// What every controller works with, for one term.
 #[derive(Clone)]
 pub(crate) struct Context {
-    /// Refuses writes once the term has ended.
+    /// Refuses writes once the term has ended, and while the Lease is not renewed in time.
     pub(crate) client: Client,
+    /// Whether the Lease is renewed in time.
+    pub(crate) leadership: Leadership,
     /// Filled in this term: a replica that acts again begins with empty tables.
     pub(crate) cache: ClusterCache,
     /// Events of this term.
@@ -142,6 +144,7 @@ fn begin_writes<R: Reconciler>(
     work: &mut Work<R::Write>,
     writes: &mut JoinSet<(Key, kube::Result<()>)>,
 ) -> Option<Instant> {
+    context.leadership.until()?;
     while writes.len() < AT_ONCE
         && let Some((key, write)) = work.begin(Instant::now())
     {
@@ -257,6 +260,7 @@ impl Context {
         Self {
             events: Events::new(client.clone()),
             client,
+            leadership: Leadership::held_for_tests(),
             cache,
             health: Health::default(),
             metrics: Metrics::for_tests(),
