@@ -151,6 +151,22 @@ fn a_request_has_the_priority_level_of_the_flow_schemas() {
     }
 }
 
+#[test]
+fn the_queues_of_a_priority_level_fit_a_request_of_each_of_many_agents() {
+    let schemas = include_str!("../../../../deploy/base/flow-schemas.yaml");
+    let numbers = |field: &str| -> Vec<u32> {
+        let values = schemas.lines().filter_map(|line| line.trim().strip_prefix(field));
+        values.map(|value| value.trim().parse().unwrap()).collect()
+    };
+    // All agents are one account, whose requests go to so many of the queues.
+    let (queues, hands, limits) = (numbers("queues:"), numbers("handSize:"), numbers("queueLengthLimit:"));
+    assert_eq!(hands.len(), 3);
+    for ((queues, hand), limit) in queues.iter().zip(&hands).zip(&limits) {
+        assert!(hand * limit >= 20_000, "{hand} queues of {limit}");
+        assert!(hand * 8 < *queues, "kni-controller has queues of its own");
+    }
+}
+
 /// A client of an API server that answers with this status and `Retry-After: 1`, and the number of its requests.
 fn client(
     status: StatusCode,
