@@ -9,7 +9,7 @@ use crate::{
     schema::{self, Cidr, NetworkName},
 };
 
-/// Which range it is, and whose. Nothing of it can be changed: the creation of the object is the claim.
+/// Which range it is, and whose. The creation of the object is the claim; only the UID of its node can change.
 #[derive(CustomResource, Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kni.dev",
@@ -80,7 +80,7 @@ pub struct AddressBlockSpec {
     /// The node.
     #[schemars(length(min = 1, max = 253))]
     pub node_name: String,
-    /// UID of the node: a later node of the same name does not own the block.
+    /// UID of the node. One that is registered again under its name takes the block over, by writing its new UID.
     #[serde(rename = "nodeUID")]
     #[schemars(length(min = 1, max = 128))]
     pub node_uid: String,

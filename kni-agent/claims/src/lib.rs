@@ -2,7 +2,7 @@
 //! Layer: service.
 //!
 //! A block belongs to the node whose `AddressBlock` was created first: the name of the object is the range, so a second
-//! creation is refused.
+//! creation is refused. A node that was deleted and registered again has another UID, which it writes into its blocks.
 //!
 //! Whether a request had an effect is never derived from the lack of a reply. [`Claims::claim`] and
 //! [`Claims::release`] may be repeated with the same block at any time: they read what is there. Between an error and
@@ -10,6 +10,9 @@
 
 mod error;
 mod object;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -43,7 +46,7 @@ pub struct NetworkRef {
 pub struct NodeRef {
     /// Its name.
     pub name: String,
-    /// Its uid: another node of the same name has other blocks.
+    /// Its uid: a node that is registered again under its name takes over the blocks of before.
     pub uid: String,
 }
 
@@ -121,6 +124,43 @@ impl Claims {
             && object.metadata.deletion_timestamp.is_none()
     }
 
+    /// Whether an object is about an earlier node of this node's name: the node was deleted and registered again.
+    pub fn is_of_earlier_node(&self, object: &AddressBlock) -> bool {
+        object.spec.node_name == self.node.name && object.spec.node_uid != self.node.uid
+    }
+
+    /// Takes over the objects of earlier nodes of this node's name, and returns all of them as they are now. After an
+    /// error any of them may be as before.
+    pub async fn adopt_all(&self, objects: Vec<AddressBlock>) -> (Vec<AddressBlock>, Result<(), ClaimError>) {
+        let (earlier, mut present): (Vec<_>, Vec<_>) =
+            objects.into_iter().partition(|object| self.is_of_earlier_node(object));
+        let mut done = Ok(());
+        let adoptions: Vec<_> = earlier.into_iter().map(|object| self.adopt(object)).collect();
+        let mut adoptions = stream::iter(adoptions).buffer_unordered(AT_ONCE);
+        while let Some((object, adopted)) = adoptions.next().await {
+            present.push(object);
+            if adopted.is_err() {
+                done = adopted;
+            }
+        }
+        (present, done)
+    }
+
+    /// Takes over a block of an earlier node of this node's name, with one write: the range is free at no time. Returns
+    /// the object as it is now; one that has changed meanwhile is left for the next attempt.
+    async fn adopt(&self, object: AddressBlock) -> (AddressBlock, Result<(), ClaimError>) {
+        let patch = json!({
+            "metadata": { "uid": object.uid(), "resourceVersion": object.resource_version() },
+            "spec": { "nodeUID": self.node.uid },
+        });
+        let (api, name) = (self.blocks(), object.name_any());
+        match api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(adopted) => (adopted, Ok(())),
+            Err(error) if is_code(&error, 404) || is_code(&error, 409) => (object, Ok(())),
+            Err(error) => (object, Err(ClaimError::of("taking over a block", error))),
+        }
+    }
+
     /// Claims a unit of the network's subnets. After an error its owner is unknown: claim or release it again.
     pub async fn claim(&self, network: &NetworkRef, unit: &IpNet) -> Result<Claim, ClaimError> {
         let (mut claims, done) = self.claim_all(network, std::slice::from_ref(unit)).await;
@@ -186,14 +226,26 @@ impl Claims {
             Err(error) if is_code(&error, 404) => Err(ClaimError::NotServed),
             Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
                 match self.blocks().get_opt(&object.name_any()).await {
-                    Ok(Some(there)) if self.is_valid(&there, network) => Ok(Created::ours(&there)),
-                    Ok(Some(there)) => Ok(Created::Taken(owner(&there))),
+                    Ok(Some(there)) => self.present(network, there).await,
                     Ok(None) => Ok(Created::Taken("a node that has just released it".to_owned())),
                     Err(error) => Err(ClaimError::of("reading a block", error)),
                 }
             }
             Err(error) => Err(ClaimError::of("creating a block", error)),
         }
+    }
+
+    /// Whether a block that was there already is the node's.
+    async fn present(&self, network: &NetworkRef, mut there: AddressBlock) -> Result<Created, ClaimError> {
+        if self.is_of_earlier_node(&there) && there.spec.network_uid == network.uid {
+            let (adopted, done) = self.adopt(there).await;
+            done?;
+            there = adopted;
+        }
+        if self.is_valid(&there, network) {
+            return Ok(Created::ours(&there));
+        }
+        Ok(Created::Taken(owner(&there)))
     }
 
     /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released. `newest`

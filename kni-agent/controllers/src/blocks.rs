@@ -41,7 +41,7 @@ const ROUND: Duration = Duration::from_secs(1);
 const GATHER: Duration = Duration::from_millis(20);
 /// Interval of the checks.
 const CHECK: Duration = Duration::from_mins(1);
-/// The same while another node has a block with addresses of this node's pods.
+/// The same while another node, or an earlier object of this one, has a block with addresses of this node's pods.
 const CONFLICT_CHECK: Duration = Duration::from_secs(5);
 /// Maximum duration of a claim or a release; one that takes longer is repeated.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,6 +82,8 @@ struct Memory {
     releases: Retry,
     /// Whether a check is due because a block may have been lost.
     lost: bool,
+    /// Whether an object of an earlier node or network of the same name is left, in the way of a claim.
+    unsettled_own: bool,
     /// Objects of held blocks that the watch has shown, and the version of its table.
     seen: BTreeSet<String>,
     seen_version: Option<u64>,
@@ -145,7 +147,7 @@ impl ObjectControllers {
         memory.failed.retain(|name| self.network_ref(name).is_some());
         let lost = self.lost_one(memory);
         memory.lost |= lost;
-        let pause = if self.cache.blocks().conflicts().is_empty() {
+        let pause = if self.cache.blocks().conflicts().is_empty() && !memory.unsettled_own {
             CHECK
         } else {
             CONFLICT_CHECK
@@ -184,7 +186,7 @@ impl ObjectControllers {
         checked.and(claimed).and(released)
     }
 
-    /// The claims belong to the node's object; another object of the name has other blocks.
+    /// The claims belong to the node's object; another object of the name takes its blocks over.
     fn find_node(&self, memory: &mut Memory) {
         let uid = {
             let tables = self.cache.tables();

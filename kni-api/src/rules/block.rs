@@ -1,4 +1,5 @@
-//! Rules of `AddressBlock`: its name is its range, and it belongs to one node of one network for good.
+//! Rules of `AddressBlock`: its name is its range, and it belongs to one node of one network for good. Only the UID of
+//! the node may change: that of a node that was registered again under its name.
 
 use kube::core::Rule;
 
@@ -20,8 +21,10 @@ pub(crate) fn name() -> Rule {
 pub(crate) fn spec() -> Vec<Rule> {
     vec![
         rule(
-            "self == oldSelf",
-            "an address block cannot be changed: its node releases it, and another node claims it anew",
+            "self.network == oldSelf.network && self.networkUID == oldSelf.networkUID && self.cidr == oldSelf.cidr && \
+             self.nodeName == oldSelf.nodeName",
+            "an address block cannot be changed, except for nodeUID: its node releases it, and another node claims it \
+             anew",
         ),
         rule_at(
             ".cidr",

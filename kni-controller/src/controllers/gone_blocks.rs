@@ -1,8 +1,8 @@
 //! Releases the address blocks of nodes that have left the cluster.
 //!
 //! Another node may claim a block some time after no report lists the pods of the node any more: until then other nodes
-//! take its addresses for theirs. A node that comes back finds its blocks deleted, leases from none of them, and claims
-//! each one anew in which it still has pods.
+//! take its addresses for theirs. A node that comes back before takes its blocks over; one that comes back later finds
+//! them deleted, leases from none of them, and claims each one anew in which it still has pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use kni_api::{AddressBlock, LEASES_FINALIZER};
 use kni_cluster::{Key, Networks, Tables};
 use kni_ipam::REST;
 use kube::{
-    Api, ResourceExt as _,
+    Api, Client, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use tokio::time::Instant;
 
 use super::{
     gone_nodes::Missing,
-    reconcile::{Context, Reconciler, ignore_gone, unless_changed},
+    reconcile::{Context, Reconciler, unless_changed},
 };
 
 /// The controller.
@@ -69,40 +69,53 @@ impl Reconciler for GoneBlocks {
     }
 
     async fn write(context: Context, key: Key, uid: String) -> kube::Result<()> {
-        let api: Api<AddressBlock> = Api::all(context.client.clone());
-        let is_it = |object: &AddressBlock| object.uid().as_ref() == Some(&uid);
-        let Some(object) = api.get_opt(&key.name).await?.filter(is_it) else {
-            return Ok(());
-        };
-        // The cache may be older than the node.
-        let nodes: Api<Node> = Api::all(context.client.clone());
-        if nodes.get_metadata_opt(&object.spec.node_name).await?.is_some() {
-            return Ok(());
+        if let Some(object) = release(&context.client, &key.name, &uid).await? {
+            tracing::info!(
+                block = key.name,
+                node = object.spec.node_name,
+                "released a block of a node that is gone"
+            );
         }
-        delete(&api, &key.name, &uid).await?;
-        let Some(object) = api.get_opt(&key.name).await?.filter(is_it) else {
-            return Ok(());
-        };
-        drop_finalizer(&api, &object).await?;
-        tracing::info!(
-            block = key.name,
-            node = object.spec.node_name,
-            "released a block of a node that is gone"
-        );
         Ok(())
     }
 }
 
-/// Deletes a block with this UID. Its finalizer retains it while there is one.
-pub(super) async fn delete(api: &Api<AddressBlock>, name: &str, uid: &str) -> kube::Result<()> {
+/// Releases a block with this UID, unless its node is back: the cache may be older. Returns it if it is released.
+async fn release(client: &Client, name: &str, uid: &str) -> kube::Result<Option<AddressBlock>> {
+    let api: Api<AddressBlock> = Api::all(client.clone());
+    let nodes: Api<Node> = Api::all(client.clone());
+    let is_it = |object: &AddressBlock| object.uid().as_deref() == Some(uid);
+    let Some(object) = api.get_opt(name).await?.filter(is_it) else {
+        return Ok(None);
+    };
+    if nodes.get_metadata_opt(&object.spec.node_name).await?.is_some() {
+        return Ok(None);
+    }
+    // Nothing, if the node has come back and taken the block over: that has changed the object.
+    delete(&api, &object).await?;
+    let is_deleted = |object: &AddressBlock| object.metadata.deletion_timestamp.is_some();
+    let deleted = api.get_opt(name).await?.filter(is_it).filter(is_deleted);
+    let Some(object) = deleted else {
+        return Ok(None);
+    };
+    // The finalizer retains the block for a node that has come back meanwhile.
+    if nodes.get_metadata_opt(&object.spec.node_name).await?.is_some() {
+        return Ok(None);
+    }
+    drop_finalizer(&api, &object).await?;
+    Ok(Some(object))
+}
+
+/// Deletes a block that is still as it was read. Its finalizer retains it while there is one.
+pub(super) async fn delete(api: &Api<AddressBlock>, object: &AddressBlock) -> kube::Result<()> {
     let params = DeleteParams {
         preconditions: Some(Preconditions {
-            uid: Some(uid.to_owned()),
-            resource_version: None,
+            uid: object.uid(),
+            resource_version: object.resource_version(),
         }),
         ..DeleteParams::default()
     };
-    ignore_gone(api.delete(name, &params).await)
+    unless_changed(api.delete(&object.name_any(), &params).await).map(drop)
 }
 
 /// Removes the finalizer of a deleted block: from then on another node may claim the range.
@@ -122,9 +135,76 @@ pub(super) async fn drop_finalizer(api: &Api<AddressBlock>, object: &AddressBloc
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::{
+        sync::{Arc, Mutex},
+        time::Duration,
+    };
+
+    use http::{Method, Request, Response, StatusCode};
+    use kube::client::Body;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    /// An API server with one block, and a node that is there after so many requests for it.
+    #[derive(Clone, Default)]
+    struct ApiServer(Arc<Mutex<(usize, bool, Vec<String>)>>);
+
+    impl ApiServer {
+        fn reply(&self, method: &Method, path: &str) -> (StatusCode, Value) {
+            let (until_back, is_deleted, writes) = &mut *self.0.lock().unwrap();
+            if path.starts_with("/api/v1/nodes/") {
+                if *until_back > 0 {
+                    *until_back -= 1;
+                    let status = json!({ "kind": "Status", "status": "Failure", "message": "", "reason": "NotFound", "code": 404 });
+                    return (StatusCode::NOT_FOUND, status);
+                }
+                let kind = json!({ "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {} });
+                return (StatusCode::OK, kind);
+            }
+            if method != Method::GET {
+                writes.push(method.to_string());
+                *is_deleted |= method == Method::DELETE;
+            }
+            let deleted = is_deleted.then_some("2026-01-01T00:00:00Z");
+            let block = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "AddressBlock",
+                "metadata": { "name": "red.v4-10-0-0-0-26", "uid": "b", "resourceVersion": "5", "deletionTimestamp": deleted },
+                "spec": {
+                    "network": "red", "networkUID": "r", "cidr": "10.0.0.0/26", "nodeName": "n1", "nodeUID": "u",
+                },
+            });
+            (StatusCode::OK, block)
+        }
+
+        fn client(&self) -> Client {
+            let server = self.clone();
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let (code, value) = server.reply(request.method(), request.uri().path());
+                let reply = Response::builder()
+                    .status(code)
+                    .body(Body::from(value.to_string().into_bytes()));
+                async move { Ok::<_, std::convert::Infallible>(reply.unwrap()) }
+            });
+            Client::new(service, "default")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_block_of_a_node_that_comes_back_is_not_released() {
+        for (until_back, expected) in [
+            (0, &[][..]),
+            // Deleted before, and the node is there now.
+            (1, &["DELETE"][..]),
+            (9, &["DELETE", "PATCH"][..]),
+        ] {
+            let server = ApiServer::default();
+            server.0.lock().unwrap().0 = until_back;
+            let released = release(&server.client(), "red.v4-10-0-0-0-26", "b").await.unwrap();
+            assert_eq!(server.0.lock().unwrap().2, expected, "{until_back}");
+            assert_eq!(released.is_some(), expected.len() == 2, "{until_back}");
+        }
+    }
 
     #[test]
     fn blocks_rest_after_the_last_report_of_a_node() {

@@ -115,7 +115,7 @@ impl Reconciler for StrayBlocks {
             return Ok(());
         }
         if object.metadata.deletion_timestamp.is_none() {
-            delete(&api, &key.name, &stray.uid).await?;
+            delete(&api, &object).await?;
         }
         if stray.is_taken_away
             && let Some(object) = api.get_opt(&key.name).await?.filter(is_it)

@@ -9,7 +9,7 @@ use super::Finding;
 const REMEDY: &str = "kubectl apply -k deploy/, or helm upgrade: both write the policies and their bindings";
 
 /// Every policy, each with a binding of the same name, and what is possible without it.
-const POLICIES: [(&str, &str); 12] = [
+const POLICIES: [(&str, &str); 13] = [
     (
         "pod-join.kni.dev",
         "pods that a network refuses are created, and then do not start",
@@ -29,6 +29,10 @@ const POLICIES: [(&str, &str); 12] = [
     (
         "addressblock-node.kni.dev",
         "an agent may change the address blocks of other nodes",
+    ),
+    (
+        "addressblock-node-uid.kni.dev",
+        "an agent may give address blocks of its node to a UID that no node has",
     ),
     (
         "agent-podinterfaces.kni.dev",

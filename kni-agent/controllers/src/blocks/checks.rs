@@ -61,7 +61,7 @@ impl ObjectControllers {
         let Some(claims) = memory.claims.clone() else {
             return (false, Ok(()));
         };
-        let own = match within(claims.own()).await {
+        let (own, mut failed) = match within(self.own_blocks(&claims)).await {
             Ok(Some(own)) => own,
             Ok(None) => return (false, Ok(())),
             Err(error) => return (false, Err(error)),
@@ -73,8 +73,9 @@ impl ObjectControllers {
             self.leave_lost(memory, valid, own.as_deref().unwrap_or_default());
         }
         let mut conflicts = Vec::new();
-        let mut failed = Ok(());
         let objects = own.as_deref().unwrap_or_default();
+        let is_left = |object: &AddressBlock| claims.is_of_earlier_node(object) && !self.is_of_gone_network(object);
+        memory.unsettled_own = objects.iter().any(is_left);
         for (name, units) in by_network(self.missing_blocks(memory, valid.unwrap_or_default())) {
             let Some(network) = self.network_ref(&name) else {
                 continue;
@@ -91,6 +92,8 @@ impl ObjectControllers {
                         self.hold(memory, network.clone(), unit);
                         changed = true;
                     }
+                    // It is released, or taken over, first.
+                    Claim::Taken(_) if has_block(objects, &name, &unit) => memory.unsettled_own = true,
                     Claim::Taken(by) => conflicts.extend(self.conflict(&name, &unit, &by)),
                 }
             }
@@ -106,6 +109,26 @@ impl ObjectControllers {
             memory.checked = Some(Instant::now());
         }
         (changed, failed)
+    }
+
+    /// The objects of the node. It takes over those of an earlier node of its name: the ranges are free at no time, and
+    /// pods keep their addresses. The result of that is beside the objects.
+    async fn own_blocks(
+        &self,
+        claims: &Claims,
+    ) -> Result<(Option<Vec<AddressBlock>>, Result<(), ClaimError>), ClaimError> {
+        let Some(own) = claims.own().await? else {
+            return Ok((None, Ok(())));
+        };
+        let (mut own, gone): (Vec<_>, Vec<_>) = own.into_iter().partition(|object| !self.is_of_gone_network(object));
+        let count = own.iter().filter(|object| claims.is_of_earlier_node(object)).count();
+        if count > 0 {
+            tracing::info!(count, "the node was registered again; taking over its address blocks");
+        }
+        let adopted;
+        (own, adopted) = claims.adopt_all(own).await;
+        own.extend(gone);
+        Ok((Some(own), adopted))
     }
 
     /// Has objects released that are not the node's any more, once no pod needs them.
@@ -224,6 +247,12 @@ impl Memory {
         self.leaving
             .retain(|block| present.contains(block) || !used.is_leased(&block.0, &block.1));
     }
+}
+
+/// Whether one of the objects has this range of this network.
+fn has_block(objects: &[AddressBlock], name: &NetworkName, unit: &IpNet) -> bool {
+    let mut blocks = objects.iter().filter_map(block_of);
+    blocks.any(|(network, range)| network == *name && range == *unit)
 }
 
 /// Whether it is being deleted: with its finalizer it stays until the node releases it, also one that an earlier

@@ -137,6 +137,10 @@ async fn follow(shared: Arc<Shared>, node: String) {
 }
 
 fn tend(shared: &Arc<Shared>, pod: PodObject, workers: &mut JoinSet<()>) {
+    // A kubelet asks for no network for it.
+    if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
+        return;
+    }
     let uid = pod.uid().unwrap_or_default();
     if let Some(objects) = shared.update(pod) {
         workers.spawn(pod_worker::run(Arc::clone(shared), uid, objects));

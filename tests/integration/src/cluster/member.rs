@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy, rights::token};
+use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy, rights::pod_token};
 use crate::{
     agent::{Agent, AgentOptions, KUBELET_SOCKET, Membership},
     kubelet::Kubelet,
@@ -90,7 +90,7 @@ impl Member {
         let user = format!("system:serviceaccount:kni-system:{ACCOUNT}@{name}");
         let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
         register(client, &name, node.addresses()).await?;
-        let mut kubeconfig = control.token_kubeconfig(&token(client, ACCOUNT, Some(&name)).await?);
+        let mut kubeconfig = control.token_kubeconfig(&pod_token(client, ACCOUNT, &name).await?);
         let mut proxy = None;
         if options.proxied {
             let (started, redirected) = FaultProxy::start(&node, fabric.inside(), &kubeconfig).await?;
@@ -116,6 +116,11 @@ impl Member {
             user,
             proxy,
         })
+    }
+
+    /// Writes the node's object, as a kubelet does that starts: a new one after its deletion.
+    pub async fn register(&self, client: &Client) -> Result<()> {
+        register(client, &self.name, self.node.addresses()).await
     }
 
     /// Runs knictl on the node.

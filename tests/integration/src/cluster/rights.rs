@@ -22,6 +22,8 @@ const FILES: [&str; 8] = [
 ];
 /// The policy that shows whether all are enforced, and its binding.
 const LAST_POLICY: &str = "addressblock-unit.kni.dev";
+/// The namespace of the deployment.
+const NAMESPACE: &str = "kni-system";
 /// How long tokens are valid.
 const TOKEN_SECONDS: u32 = 24 * 3600;
 
@@ -78,12 +80,38 @@ async fn apply(client: &Client, objects: Vec<Value>) -> Result<()> {
 /// A token of a service account of the deployment, bound to a node, whose name it contains then as that of a pod does.
 pub async fn token(client: &Client, account: &str, node: Option<&str>) -> Result<String> {
     let bound = node.map(|node| json!({ "kind": "Node", "apiVersion": "v1", "name": node }));
+    request_token(client, account, &json!(bound)).await
+}
+
+/// A token of an agent's service account, bound to a pod on the node, which is made for that: as the kubelet's, it
+/// outlives the object of the node. A fake kubelet does not run the pod, as it uses the node's network.
+pub(super) async fn pod_token(client: &Client, account: &str, node: &str) -> Result<String> {
+    let name = format!("{account}-{node}");
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "namespace": NAMESPACE },
+        "spec": {
+            "nodeName": node,
+            "serviceAccountName": account,
+            "automountServiceAccountToken": false,
+            "hostNetwork": true,
+            "containers": [{ "name": "agent", "image": "none.invalid/none" }],
+            "tolerations": [{ "operator": "Exists" }],
+        },
+    });
+    apply(client, vec![pod]).await?;
+    let bound = json!({ "kind": "Pod", "apiVersion": "v1", "name": name });
+    request_token(client, account, &bound).await
+}
+
+async fn request_token(client: &Client, account: &str, bound: &Value) -> Result<String> {
     let body = json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": { "audiences": [], "boundObjectRef": bound, "expirationSeconds": TOKEN_SECONDS },
     });
-    let path = format!("/api/v1/namespaces/kni-system/serviceaccounts/{account}/token");
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
     let request = http::Request::post(path)
         .header("content-type", "application/json")
         .body(serde_json::to_vec(&body)?)?;

@@ -270,6 +270,19 @@ pub(crate) const CHANGES: &[Change] = &[
         "an address block cannot be changed",
     ),
     refused(
+        BLOCK,
+        "{network: blue, networkUID: u, cidr: 10.1.0.64/26, nodeName: n1, nodeUID: v}",
+        "{networkUID: w, nodeUID: w}",
+        "spec",
+        "an address block cannot be changed",
+    ),
+    // Its node was registered again.
+    taken(
+        BLOCK,
+        "{network: blue, networkUID: u, cidr: 10.1.0.64/26, nodeName: n1, nodeUID: v}",
+        "{nodeUID: w}",
+    ),
+    refused(
         NUMBER,
         "{network: blue, networkUID: u}",
         "{networkUID: v}",

@@ -14,7 +14,7 @@ use kni_integration::{
     require, wait,
 };
 use kube::{
-    Api,
+    Api, ResourceExt as _,
     api::{DeleteParams, ListParams},
 };
 use serde_json::Value;
@@ -164,7 +164,13 @@ fn assert_no_duplicates(cluster: &Cluster) -> Result<()> {
 /// Waits until there are no pods, objects, blocks or taints.
 async fn wait_for_nothing(cluster: &Cluster) -> Result<()> {
     wait::until_right("nothing is left", 2 * PATIENCE, async || {
-        let mut left = names::<Pod>(cluster).await?;
+        let pods: Api<Pod> = Api::all(cluster.client.clone());
+        // Those of the agents stay.
+        let pods = pods.list(&ListParams::default()).await?.items.into_iter();
+        let mut left: Vec<String> = pods
+            .filter(|pod| pod.namespace().as_deref() != Some("kni-system"))
+            .map(|pod| pod.name_any())
+            .collect();
         left.extend(names::<PodInterface>(cluster).await?);
         for network in ["red", "blue"] {
             let api: Api<AddressBlock> = Api::all(cluster.client.clone());

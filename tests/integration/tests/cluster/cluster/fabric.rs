@@ -16,4 +16,5 @@ mod peers;
 mod policies;
 mod ports;
 mod reach;
+mod registered;
 mod services;
