@@ -38,20 +38,21 @@ const MOST_SPARE: u128 = 4;
 /// A network, a node, and whether the family is IPv4.
 type Holder = (String, String, bool);
 
-/// The nodes by network.
-type Nodes = BTreeMap<String, BTreeSet<String>>;
+/// The nodes of a network, and whether a node has blocks of an earlier node of its name: its agent, once it runs, takes
+/// them over and releases the empty ones.
+pub(super) type Nodes = BTreeMap<String, bool>;
 
 /// Since when nodes hold too many blocks.
 #[derive(Debug, Default)]
 pub(super) struct BlockExcess {
     since: BTreeMap<Holder, Instant>,
     compared: Option<Instant>,
-    found: Nodes,
+    found: BTreeMap<String, Nodes>,
 }
 
 impl BlockExcess {
     /// The nodes that have held too many blocks of networks for longer than an agent takes to release them.
-    pub(super) fn update(&mut self, tables: &Tables, networks: &Networks, now: Instant) -> &Nodes {
+    pub(super) fn update(&mut self, tables: &Tables, networks: &Networks, now: Instant) -> &BTreeMap<String, Nodes> {
         let age = self.compared.map(|compared| now.saturating_duration_since(compared));
         if age.is_some_and(|age| age < INTERVAL) {
             return &self.found;
@@ -71,7 +72,8 @@ impl BlockExcess {
         self.found.clear();
         for ((network, node, _), since) in &self.since {
             if now.saturating_duration_since(*since) >= GRACE {
-                self.found.entry(network.clone()).or_default().insert(node.clone());
+                let nodes = self.found.entry(network.clone()).or_default();
+                nodes.insert(node.clone(), was_registered_again(tables, network, node));
             }
         }
         &self.found
@@ -103,6 +105,15 @@ fn excessive(tables: &Tables, networks: &Networks) -> BTreeSet<Holder> {
         empty > used.permitted(blocks, 0) && empty > used.permitted(blocks, joining.of(tables, networks, network, node))
     });
     held.into_keys().collect()
+}
+
+/// Whether a node has blocks of an earlier node of its name.
+fn was_registered_again(tables: &Tables, network: &str, node: &str) -> bool {
+    let mut blocks = tables.blocks.rows().values().map(|block| &block.spec);
+    let present = tables.nodes.get("", node);
+    present.is_some_and(|present| {
+        blocks.any(|block| block.network == network && block.node_name == node && block.node_uid != present.uid)
+    })
 }
 
 /// What the pods of a node use of its blocks of one network and family.

@@ -11,7 +11,7 @@ use kni_crd::{FromObject as _, PodNetwork};
 use kni_model::NetworkSpec;
 use kube::ResourceExt as _;
 
-use super::{count, fabric::fabric, listed, overview::Overview};
+use super::{block_excess::Nodes, count, fabric::fabric, listed, overview::Overview};
 
 /// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
@@ -109,19 +109,11 @@ pub(super) fn network_status(
 
 /// Adds the condition for nodes that hold more empty blocks than their pods can need. A network has none before the
 /// first such node. Its message changes with the nodes only.
-pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, nodes: Option<&BTreeSet<String>>) {
+pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, nodes: Option<&Nodes>) {
     let mut conditions = status.conditions.iter();
     let generation = object.metadata.generation;
     let condition = match nodes {
-        Some(nodes) => {
-            let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
-            let message = format!(
-                "nodes hold more empty address blocks than their pods can need: {}; if no agent is at fault, a token is \
-                 misused; deleting the Node object releases its blocks",
-                listed(&names)
-            );
-            Condition::now(BLOCKS_EXCEEDED, true, "EmptyBlocks", &message, generation)
-        }
+        Some(nodes) => Condition::now(BLOCKS_EXCEEDED, true, "EmptyBlocks", &excess(nodes), generation),
         None if conditions.any(|condition| condition.type_ == BLOCKS_EXCEEDED) => {
             let message = "no node holds more address blocks than its pods can need";
             Condition::now(BLOCKS_EXCEEDED, false, "AsNeeded", message, generation)
@@ -129,6 +121,31 @@ pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, no
         None => return,
     };
     set_condition(&mut status.conditions, condition);
+}
+
+/// Names the nodes. Where a node was registered again, its agent has the blocks of before once it runs.
+fn excess(nodes: &Nodes) -> String {
+    let names = |again: bool| -> Vec<&str> {
+        let names = nodes.iter().filter(|(_, is_again)| **is_again == again);
+        names.map(|(name, _)| name.as_str()).collect()
+    };
+    let (present, again) = (names(false), names(true));
+    let mut parts = Vec::new();
+    if !present.is_empty() {
+        parts.push(format!(
+            "nodes hold more empty address blocks than their pods can need: {}; if no agent is at fault, a token is \
+             misused; deleting the Node object releases its blocks",
+            listed(&present)
+        ));
+    }
+    if !again.is_empty() {
+        parts.push(format!(
+            "nodes that were registered again hold empty address blocks of before: {}; their agents release them once they \
+             run",
+            listed(&again)
+        ));
+    }
+    parts.join("; ")
 }
 
 /// The names of the features of a valid network, as agents report them.
@@ -261,6 +278,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_node_that_was_registered_again_is_not_accused() {
+        let nodes = |nodes: &[(&str, bool)]| {
+            let nodes = nodes.iter().map(|(name, again)| ((*name).to_owned(), *again));
+            excess(&nodes.collect())
+        };
+        let again = nodes(&[("n1", true)]);
+        assert!(again.contains(": n1;") && !again.contains("misused"), "{again}");
+        let both = nodes(&[("n1", true), ("n2", false)]);
+        assert!(
+            both.contains("can need: n2;") && both.contains("of before: n1;"),
+            "{both}"
+        );
+    }
 
     #[test]
     fn features_are_those_of_the_provider() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::serde::de::DeserializeOwned;
 use kni_api::network_members;
-use kni_cluster::HeldBlocks;
+use kni_cluster::{HeldBlocks, NodeRow};
 use kni_ipam::blocks::object_name;
 use serde_json::{Value, json};
 
@@ -166,7 +166,7 @@ fn only_what_lasts_is_reported() {
         "released meanwhile"
     );
     assert!(excess.update(&tables, &networks, at(119)).is_empty());
-    let expected = Nodes::from([("red".to_owned(), BTreeSet::from(["n1".to_owned()]))]);
+    let expected = BTreeMap::from([("red".to_owned(), Nodes::from([("n1".to_owned(), false)]))]);
     assert_eq!(*excess.update(&tables, &networks, at(122)), expected);
     tables.blocks.remove(&second);
     assert_eq!(
@@ -175,4 +175,30 @@ fn only_what_lasts_is_reported() {
         "at most every three seconds"
     );
     assert!(excess.update(&tables, &networks, at(125)).is_empty());
+}
+
+/// Its agent may not run yet.
+#[test]
+fn blocks_of_before_are_told_apart_where_a_node_was_registered_again() {
+    let mut tables = tables(26);
+    let networks = Networks::of(&tables, &HeldBlocks::default());
+    let start = Instant::now();
+    for cidr in ["10.0.0.0/26", "10.0.0.64/26"] {
+        block(&mut tables, cidr, "n1");
+    }
+    for (uid, again) in [("u", false), ("v", true)] {
+        let node = NodeRow {
+            uid: uid.to_owned(),
+            ..NodeRow::default()
+        };
+        tables.nodes.put(Key::new("", "n1"), Some(node));
+        let mut excess = BlockExcess::default();
+        excess.update(&tables, &networks, start);
+        let found = excess.update(&tables, &networks, start + GRACE);
+        assert_eq!(
+            found.get("red"),
+            Some(&Nodes::from([("n1".to_owned(), again)])),
+            "{uid}"
+        );
+    }
 }
