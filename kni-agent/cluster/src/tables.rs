@@ -240,7 +240,7 @@ impl Tables {
     }
 
     /// The kinds without which no pod is attached.
-    fn needed(&self) -> [(&'static str, &dyn Kept); 13] {
+    fn needed(&self) -> [(&'static str, &dyn Kept); 14] {
         [
             ("podnetworks", &self.networks),
             ("podnetworkattachments", &self.attachments),
@@ -256,15 +256,16 @@ impl Tables {
             ("pods", &self.pods),
             // Without its UID the node would give up its egress addresses and claim no blocks.
             ("nodes", &self.own_node),
+            // After a reboot only these list the addresses that other nodes still take for those of former pods.
+            ("networkmembers of this node", &self.own_members),
         ]
     }
 
     /// The kinds that attach can do without: reports, and the definitions of other tools, for which only pods that name
     /// one wait.
-    fn others(&self) -> [(&'static str, &dyn Kept); 8] {
+    fn others(&self) -> [(&'static str, &dyn Kept); 7] {
         [
             ("networkmembers", &self.members),
-            ("networkmembers of this node", &self.own_members),
             ("nodenetworks", &self.own_network),
             ("network-attachment-definitions", &self.definitions),
             ("addressblocks", &self.blocks),

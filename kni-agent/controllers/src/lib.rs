@@ -24,6 +24,7 @@ mod network_status;
 mod node;
 mod node_services;
 mod peers;
+mod reported;
 mod retry;
 mod rights;
 pub mod state;

@@ -309,6 +309,12 @@ impl Pods {
         rests::note_withdrawals(&self.service.registry, is_withdrawn)
     }
 
+    /// Lets addresses rest that the cluster still lists for pods of this node, and that no pod here has: after a reboot
+    /// nothing else is known of them. Returns how many these are. For the start, before the first attach.
+    pub fn rest_reported(&self, reported: Vec<(NetworkName, IpAddr, PodRef)>) -> Result<usize, AttachError> {
+        rests::rest_reported(&self.service.registry, reported)
+    }
+
     /// Performs the deletes that CNI plugins wrote down while the agent was away, and follows new ones from then on.
     pub async fn replay_deletes(&self) {
         let Service {

@@ -3,10 +3,12 @@
 //! Other nodes learn a pod's addresses from what this node has written at the API server. After a pod is gone, its
 //! addresses rest: until that is withdrawn, which the controllers report, and [`kni_ipam::REST`] longer. The store
 //! records each rest in the transaction that ends the lease, so a restart neither shortens nor omits it. The record
-//! stays while the last owner has the address again, in case it is returned unused. Without a cluster no other node
-//! knows the addresses, and none rests.
+//! stays while the last owner has the address again, in case it is returned unused. A reboot removes the records: then
+//! all addresses rest that the cluster still lists for pods of the node. Without a cluster no other node knows the
+//! addresses, and none rests.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::Duration,
@@ -75,6 +77,32 @@ impl State {
         }
     }
 
+    /// The rests of addresses that the cluster still lists for pods of this node, and that are neither attached here
+    /// nor resting: a reboot has removed their records.
+    pub(crate) fn rests_of_reported(&self, reported: Vec<(NetworkName, IpAddr, PodRef)>) -> Vec<AddressRest> {
+        if !self.in_cluster {
+            return Vec::new();
+        }
+        let attached: BTreeSet<(&NetworkName, IpAddr)> = self
+            .attachments()
+            .flat_map(|(_, made)| made.addresses().map(move |address| (&made.network, address)))
+            .collect();
+        let is_unknown = |network: &NetworkName, address: IpAddr| {
+            !attached.contains(&(network, address)) && !self.rests.contains_key(&(network.clone(), address))
+        };
+        let unknown = reported
+            .into_iter()
+            .filter(|(network, address, _)| is_unknown(network, *address));
+        unknown
+            .map(|(network, address, pod)| AddressRest {
+                network,
+                address,
+                owner: format!("pod {pod} (before a reboot)"),
+                withdrawn: None,
+            })
+            .collect()
+    }
+
     /// Ends leases that were never used. An address that its last owner had taken up again rests as before.
     pub(crate) fn return_unused(&mut self, network: &NetworkName, addresses: impl IntoIterator<Item = IpAddr>) {
         for address in addresses {
@@ -92,6 +120,26 @@ fn families(address: IpAddr) -> (Option<Ipv4Addr>, Option<Ipv6Addr>) {
         IpAddr::V4(v4) => (Some(v4), None),
         IpAddr::V6(v6) => (None, Some(v6)),
     }
+}
+
+/// Begins rests of addresses that the cluster still lists for pods of this node, and that it has no record of. They
+/// begin also where they cannot be recorded.
+pub(crate) fn rest_reported(
+    registry: &Registry,
+    reported: Vec<(NetworkName, IpAddr, PodRef)>,
+) -> Result<usize, AttachError> {
+    let mut state = registry.lock();
+    let rests = state.rests_of_reported(reported);
+    let count = rests.len();
+    if rests.is_empty() {
+        return Ok(count);
+    }
+    let change = rests.iter().fold(Change::new(), Change::rest);
+    state.adopt_rests(rests);
+    let recorded = state.commit_deferred(change);
+    drop(state);
+    registry.rests.notify_one();
+    recorded.map(|()| count)
 }
 
 /// Notes which resting addresses other nodes may still take for their last owners.
@@ -251,6 +299,35 @@ mod tests {
             leased(&mut state, "s2", "Pending"),
             Err(IpamError::AllRest { .. })
         ));
+    }
+
+    #[test]
+    fn what_the_cluster_still_lists_rests_after_a_reboot() {
+        let mut state = state();
+        let address: IpAddr = "10.0.0.2".parse().unwrap();
+        let reported = || vec![(blue(), address, PodRef::named("shop", "web"))];
+        let rests = state.rests_of_reported(reported());
+        assert_eq!(rests.len(), 1);
+        state.adopt_rests(rests);
+        assert!(matches!(
+            leased(&mut state, "s1", "Pending"),
+            Err(IpamError::AllRest { .. })
+        ));
+        assert_eq!(state.ipam.next_end_of_rest(), None, "it is not withdrawn yet");
+        assert_eq!(state.rests_of_reported(reported()), [], "it rests already");
+        state.in_cluster = false;
+        state.rests.clear();
+        assert_eq!(state.rests_of_reported(reported()), []);
+    }
+
+    #[test]
+    fn an_attached_address_does_not_rest_after_a_restart() {
+        let mut state = state();
+        let ready = leased(&mut state, "s1", "Ready").unwrap();
+        let pod = ready.pod.clone();
+        state.sandboxes.insert(ready.id.clone(), Arc::new(ready));
+        let reported = vec![(blue(), "10.0.0.2".parse().unwrap(), pod)];
+        assert_eq!(state.rests_of_reported(reported), []);
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Arc<Cluster> {
 /// networks and services next.
 pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Arc<Cluster>, changes: UplinkChanges) {
     watches.synced().await;
+    // Before the node has addresses to assign.
+    cluster.rest_reported();
     cluster.objects().join_networks();
     // Before policies take effect: an adopted pod may have other labels by now, and a rebuilt record has none.
     cluster.relabel().await;

@@ -1,6 +1,6 @@
 //! Tests that an address or a block has no new owner before the time of rest has passed since the API server has
-//! confirmed that no report lists the old one: also when the agent restarts, and when writes or their replies are lost.
-//! The agent of the test has a shorter time of rest than the usual 10 s, except in long tests.
+//! confirmed that no report lists the old one: also when the agent or the node restarts, and when writes or their
+//! replies are lost. The agent of the test has a shorter time of rest than the usual 10 s, except in long tests.
 
 use std::{
     cell::Cell,
@@ -48,6 +48,7 @@ async fn an_address_has_no_new_owner_while_others_may_know_the_old_one() -> Resu
         scene.a_restart_before_the_write_confirms_nothing().await?;
         scene.a_write_that_fails_confirms_nothing().await?;
     }
+    scene.a_reboot_does_not_shorten_it().await?;
     wait_for_truth(&scene.cluster).await.map(drop)
 }
 
@@ -234,6 +235,34 @@ impl Scene {
         self.faults().clear();
         let withdrawn = self.withdrawn(&old).await?;
         self.has_it_after(&old, &new, withdrawn).await
+    }
+
+    /// Of the node nothing is left, neither interfaces nor records; the API server still has its reports.
+    async fn a_reboot_does_not_shorten_it(&mut self) -> Result<()> {
+        self.cluster.nodes[0].agent.kill9()?;
+        let cleaned = self.cluster.nodes[0].agent.cleanup()?;
+        ensure!(cleaned.status.success(), "{cleaned:?}");
+        self.faults().set(vec![
+            Rule::of(Method::PATCH, "/networkmembers/", Fault::Answer(500)),
+            Rule::of(Method::DELETE, "/networkmembers/", Fault::Answer(500)),
+        ]);
+        self.cluster.nodes[0].agent.restart()?;
+        let pod = self.next_pod();
+        let name = pod["metadata"]["name"].as_str().context("name")?.to_owned();
+        self.cluster.create_pods(&[pod]).await?;
+        let told = self.waits_on(&name).await?;
+        ensure!(told.contains("after the API server has confirmed"), "{told}");
+        let cleared = Instant::now();
+        self.faults().clear();
+        let pod = self.cluster.running("narrow", &name).await?;
+        let after = cleared.elapsed();
+        println!("{name} has an address of before the reboot after {after:?}");
+        ensure!(after >= rest(), "{after:?}");
+        // Those of before have ended with the boot.
+        let before: Vec<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();
+        self.cluster.remove("narrow", &before).await?;
+        self.pods = vec![pod];
+        Ok(())
     }
 
     /// A block is released only after its last address has rested.
