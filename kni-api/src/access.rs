@@ -47,8 +47,8 @@ pub struct Access {
     /// Whether the service account of a pod also needs the RBAC verb `join` on this network.
     #[serde(default)]
     pub require_join: bool,
-    /// Whether running pods that lose the right to join are detached. Otherwise they keep their interfaces, and the
-    /// condition Authorized of their `PodInterface` is False.
+    /// Whether running pods that lose the right to join lose their traffic, and are detached if the right is not back
+    /// within 60 s. Otherwise they keep their interfaces. The condition Authorized of their `PodInterface` is False.
     #[serde(default)]
     pub revoke: bool,
 }

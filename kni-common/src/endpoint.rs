@@ -87,6 +87,10 @@ pub const FLAG_PLUGIN: u32 = 32;
 /// A queueing discipline at the host end limits the rate towards the pod: packets must pass it.
 pub const FLAG_SHAPED: u32 = 64;
 
+/// The agent has stopped the endpoint's traffic for a time: the row is not ready, also for the next agent. The programs
+/// look at [`FLAG_READY`] only.
+pub const FLAG_SUSPENDED: u32 = 128;
+
 #[cfg(test)]
 mod tests {
     use super::*;

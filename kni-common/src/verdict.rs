@@ -102,7 +102,7 @@ verdicts! {
     /// No endpoint has this interface.
     NoEndpoint = 32, "no_endpoint", "the interface belongs to no endpoint";
     /// The endpoint's row is not ready (being attached or detached).
-    EndpointNotReady = 33, "endpoint_not_ready", "the pod interface is being attached or detached";
+    EndpointNotReady = 33, "endpoint_not_ready", "the pod interface is being attached or detached, or is revoked";
     /// Shorter than its headers claim.
     Truncated = 34, "truncated", "the frame is shorter than its headers indicate";
     /// A header contradicts itself.

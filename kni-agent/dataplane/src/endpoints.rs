@@ -10,7 +10,7 @@ use kni_common::{
     address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue},
     config::{Config, FlowShare},
     counter::{Counter, DropKey, EventGate},
-    endpoint::{EndpointPolicy, EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
+    endpoint::{EndpointPolicy, EndpointRow, FLAG_HANDOVER, FLAG_READY, FLAG_ROUTED, FLAG_SUSPENDED},
 };
 use kni_model::{EndpointId, Enforcement, NetworkId};
 
@@ -105,9 +105,11 @@ impl EndpointMaps {
         Ok(EndpointConfig::of_rows(endpoint, &row, &policy))
     }
 
-    /// The row that the endpoint should have.
-    fn desired(&self, config: &EndpointConfig, age: Age, routed: bool, ready: bool) -> EndpointRow {
-        let mut row = config.row(age, routed, ready);
+    /// The row that the endpoint should have, which is ready unless the row that was `found` is suspended.
+    fn desired(&self, config: &EndpointConfig, age: Age, routed: bool, found: &EndpointRow) -> EndpointRow {
+        let suspended = found.flags & FLAG_SUSPENDED;
+        let mut row = config.row(age, routed, suspended == 0);
+        row.flags |= suspended;
         if self.handovers.contains(&config.endpoint) {
             row.flags |= FLAG_HANDOVER;
         }
@@ -134,18 +136,35 @@ impl EndpointMaps {
     /// Writes a new generation, not ready; then the policy words and the addresses; then ready (I1, I2).
     pub(super) fn publish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
-        self.row(config.endpoint)?;
+        let found = self.row(config.endpoint)?;
         let generation = self.generations.next();
         let age = Age::new(generation);
         let routed = self.routes.is_routed(config.network);
+        let desired = self.desired(config, age, routed, &found);
+        let flags = desired.flags & !FLAG_READY;
         self.endpoints
-            .put(&config.endpoint.0, &self.desired(config, age, routed, false))?;
+            .put(&config.endpoint.0, &EndpointRow { flags, ..desired })?;
         self.policies.put(&config.endpoint.0, &config.policy(enforcement))?;
         self.write_addresses(config, generation)?;
         self.write_interface(config)?;
         self.remove_early_drops(config.endpoint)?;
-        self.endpoints
-            .put(&config.endpoint.0, &self.desired(config, age, routed, true))
+        self.endpoints.put(&config.endpoint.0, &desired)
+    }
+
+    /// Stops the traffic of a published endpoint at once, or lets it flow again; its addresses, policies and flows
+    /// stay. Returns whether that is new.
+    pub(super) fn suspend(&mut self, endpoint: EndpointId, suspended: bool) -> Result<bool, DataplaneError> {
+        let row = self.row(endpoint)?;
+        if row.network == 0 || (row.flags & FLAG_SUSPENDED != 0) == suspended {
+            return Ok(false);
+        }
+        let flags = if suspended {
+            row.flags & !FLAG_READY | FLAG_SUSPENDED
+        } else {
+            row.flags & !FLAG_SUSPENDED | FLAG_READY
+        };
+        self.endpoints.put(&endpoint.0, &EndpointRow { flags, ..row })?;
+        Ok(true)
     }
 
     /// Keeps the generation where the row is already right, so that flows and traffic continue. An agent that was
@@ -158,7 +177,7 @@ impl EndpointMaps {
         }
         let routed = self.routes.is_routed(config.network);
         let same_policy = self.policy(config.endpoint)? == config.policy(enforcement);
-        if !same_policy || found != self.desired(config, Age::of(&found), routed, true) {
+        if !same_policy || found != self.desired(config, Age::of(&found), routed, &found) {
             self.remove_addresses(config.endpoint)?;
             return self.publish(config);
         }
@@ -366,6 +385,31 @@ mod tests {
         super::routes::{RemoteRoute, RemoteRoutes, RouteEgress},
         *,
     };
+
+    #[test]
+    fn a_suspended_endpoint_stays_so_until_it_is_resumed() {
+        let mut maps = fixture::maps(4);
+        let endpoint = EndpointId(1);
+        let flags = |maps: &EndpointMaps| maps.row(endpoint).unwrap().flags & (FLAG_READY | FLAG_SUSPENDED);
+        let config = maps.config_of(endpoint).unwrap().unwrap();
+        maps.enforce(&[(endpoint, Enforcement::default())]).unwrap();
+        maps.publish(&config).unwrap();
+        assert_eq!(flags(&maps), FLAG_READY);
+        assert!(maps.suspend(endpoint, true).unwrap());
+        assert!(!maps.suspend(endpoint, true).unwrap(), "it is already");
+        assert_eq!(flags(&maps), FLAG_SUSPENDED);
+        // The next agent publishes it again.
+        maps.publish(&config).unwrap();
+        assert_eq!(flags(&maps), FLAG_SUSPENDED);
+        maps.republish(&config).unwrap();
+        assert_eq!(flags(&maps), FLAG_SUSPENDED);
+        assert_eq!(maps.verify(&config), Vec::<String>::new());
+        assert!(maps.suspend(endpoint, false).unwrap());
+        assert_eq!(flags(&maps), FLAG_READY);
+        maps.endpoints.put(&endpoint.0, &EndpointRow::default()).unwrap();
+        assert!(!maps.suspend(endpoint, true).unwrap(), "there is none");
+        assert_eq!(flags(&maps), 0);
+    }
 
     #[test]
     fn flows_are_judged_again_once_after_each_move() {

@@ -31,6 +31,12 @@ impl Dataplane {
         lock(&self.uplink).remove(endpoint)
     }
 
+    /// Stops the traffic of a published endpoint, or lets it flow again, also for later agents; nothing else of it
+    /// changes. Returns whether that is new.
+    pub fn suspend(&self, endpoint: EndpointId, suspended: bool) -> Result<bool, DataplaneError> {
+        lock(&self.endpoints).suspend(endpoint, suspended)
+    }
+
     /// Removes addresses that their endpoint does not have: an agent that is killed inside [`Self::withdraw`] leaves
     /// them without a row that refers to them. For the start, after [`Self::republish`] of all kept endpoints.
     pub fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {

@@ -288,7 +288,19 @@ impl Pods {
 
     /// The rights that running pods have no longer: why they would not get these interfaces again.
     pub fn lost_rights(&self) -> BTreeMap<(SandboxId, IfName), LostRight> {
-        self.service.sandboxes.lost_rights()
+        let rights = self.rights().into_iter();
+        rights.filter_map(|(key, lost)| Some((key, lost?))).collect()
+    }
+
+    /// The rights of running pods: `None` where a pod has it. What is not known now is left out.
+    pub fn rights(&self) -> BTreeMap<(SandboxId, IfName), Option<LostRight>> {
+        self.service.sandboxes.rights()
+    }
+
+    /// Stops the traffic of interfaces (true), or lets it flow again (false); others stay as they are, also those whose
+    /// packets do not pass the agent's programs. Returns the number of changes, and the problems.
+    pub fn suspend(&self, interfaces: &BTreeMap<(SandboxId, IfName), bool>) -> (usize, Vec<String>) {
+        self.service.sandboxes.suspend(interfaces)
     }
 
     /// Gives a sandbox other labels and named ports, and enforces the policies that select it then. Unknown sandboxes,

@@ -14,7 +14,7 @@ impl EndpointMaps {
         let row = self.row(config.endpoint)?;
         let enforcement = self.enforced.get(config.endpoint)?;
         let routed = self.routes.is_routed(config.network);
-        if row != self.desired(config, Age::of(&row), routed, true) {
+        if row != self.desired(config, Age::of(&row), routed, &row) {
             let problem = format!("map ENDPOINTS has another row for endpoint {}", config.endpoint);
             return Ok(vec![problem]);
         }

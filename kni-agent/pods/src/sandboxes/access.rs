@@ -8,6 +8,7 @@ use std::{
 use kni_cluster::ClusterCache;
 use kni_model::{
     AccessRefusal, AttachRequest, CniAttachment, IfName, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId,
+    error_chain,
     joining::{Joiner, Wish, primary_of, unknown_namespace},
     policy::Labels,
     selection::PRIMARY_IFNAME,
@@ -148,14 +149,14 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// The rights that running pods have no longer, by interface. Pods of namespaces that are not known, and networks
-    /// whose definition is gone, are left out.
-    pub(crate) fn lost_rights(&self) -> BTreeMap<(SandboxId, IfName), LostRight> {
+    /// The rights of running pods, by interface: `None` where the pod has it, else what it has lost. Pods of namespaces
+    /// that are not known, and networks whose definition is gone, are left out.
+    pub(crate) fn rights(&self) -> BTreeMap<(SandboxId, IfName), Option<LostRight>> {
         let ready: Vec<Arc<Sandbox>> = self.registry.lock().ready().map(Arc::clone).collect();
         let facts: Vec<Option<Facts>> = ready.iter().map(|sandbox| self.access.facts(&sandbox.pod)).collect();
         let state = self.registry.lock();
         let networks = by_age(&state);
-        let mut lost = BTreeMap::new();
+        let mut rights = BTreeMap::new();
         for (sandbox, facts) in ready.iter().zip(&facts) {
             let Some(facts) = facts else { continue };
             let home = primary_of(networks.iter().copied(), &facts.labels);
@@ -163,14 +164,38 @@ impl Sandboxes {
                 let known = networks.iter().find(|spec| spec.name == attachment.network);
                 let Some(spec) = known else { continue };
                 let is_primary = sandbox.is_primary() && attachment.ifname.as_str() == PRIMARY_IFNAME;
-                if let Err(refusal) = spec.stays(facts.joiner(&spec.name), is_primary, home) {
-                    let revoke = spec.access.revoke;
-                    let key = (sandbox.id.clone(), attachment.ifname.clone());
-                    lost.insert(key, LostRight { refusal, revoke });
+                let stays = spec.stays(facts.joiner(&spec.name), is_primary, home);
+                let lost = stays.err().map(|refusal| LostRight {
+                    refusal,
+                    revoke: spec.access.revoke,
+                    can_suspend: attachment.kind.has_row(),
+                });
+                rights.insert((sandbox.id.clone(), attachment.ifname.clone()), lost);
+            }
+        }
+        rights
+    }
+
+    /// Stops the traffic of interfaces (true), or lets it flow again (false), and leaves all others as they are.
+    /// Returns how many have changed, and a problem for each that could not be changed.
+    pub(crate) fn suspend(&self, interfaces: &BTreeMap<(SandboxId, IfName), bool>) -> (usize, Vec<String>) {
+        // While it is held no other sandbox gets the number of an endpoint.
+        let state = self.registry.lock();
+        let (mut changed, mut problems) = (0, Vec::new());
+        for (sandbox, attachment) in state.attachments().filter(|(_, made)| made.kind.has_row()) {
+            let key = (sandbox.id.clone(), attachment.ifname.clone());
+            let Some(suspended) = interfaces.get(&key) else {
+                continue;
+            };
+            match self.kernel.dataplane.suspend(attachment.endpoint, *suspended) {
+                Ok(is_new) => changed += usize::from(is_new),
+                Err(error) => {
+                    let (ifname, pod) = (&attachment.ifname, &sandbox.pod);
+                    problems.push(format!("interface {ifname} of pod {pod}: {}", error_chain(&error)));
                 }
             }
         }
-        lost
+        (changed, problems)
     }
 }
 
@@ -179,8 +204,10 @@ impl Sandboxes {
 pub struct LostRight {
     /// Why it would be refused.
     pub refusal: AccessRefusal,
-    /// Whether its network detaches it.
+    /// Whether its network takes it back.
     pub revoke: bool,
+    /// Whether its traffic can be stopped while it stays attached: it passes the agent's programs.
+    pub can_suspend: bool,
 }
 
 /// The networks that take pods, the oldest first.

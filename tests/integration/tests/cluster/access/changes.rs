@@ -1,11 +1,17 @@
 //! Tests pods that run while the right to their network changes.
 
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Namespace;
 use kni_api::{ConditionStatus, PodInterface, PodNetwork};
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, objects},
+    traffic::{Stream, tcp_get},
     wait,
 };
 use kube::{
@@ -15,7 +21,10 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::scene::event;
-use crate::cluster::scene::interface_names;
+use crate::cluster::scene::{PORT, SILENCE, address, interface_names, kernel_addresses, serve};
+
+/// The least time until an interface is detached whose right is lost.
+const GRACE: Duration = Duration::from_mins(1);
 
 /// Labels of namespaces and access of networks change while pods run. `cluster` is that of the scene.
 pub(crate) async fn run(cluster: &Cluster) -> Result<()> {
@@ -69,28 +78,60 @@ async fn access_changes(cluster: &Cluster) -> Result<()> {
     cluster.remove("plain", &["kept"]).await
 }
 
-/// A network takes its interfaces back.
+/// A network that revokes stops the traffic of its interfaces at once, and lets it flow again with the right: nothing
+/// of the interface is lost.
 async fn revoked(cluster: &Cluster) -> Result<()> {
+    let named = json!({ "annotations": { "kni.dev/network": "shared" } });
+    let pods = ["loser", "peer"].map(|name| objects::pod_with("plain", name, "node1", &named));
+    let pods = cluster.run(&pods).await?;
+    let _server = serve(&pods[0])?;
+    let there = address(&pods[0], true);
+    let answers = || tcp_get(&pods[1].inside, there, PORT, SILENCE).is_ok();
+    ensure!(answers(), "before");
+    let connection = Stream::tcp(&pods[1].inside, SocketAddr::new(there, PORT))?;
+    let taken = json!({ "namespaces": { "from": "None" }, "revoke": true });
+    let back = json!({ "namespaces": { "from": "All" }, "revoke": null });
+    access(cluster, "shared", &taken).await?;
+    wait::until("its traffic is stopped", PATIENCE, async || Ok(!answers())).await?;
+    authorized(cluster, &pods[0], "eth0", Err("NamespaceNotAdmitted")).await?;
+    reported(cluster, &pods[0], "its traffic is stopped").await?;
+    ensure!(interface_names(&pods[0])? == ["eth0"], "it is still attached");
+    access(cluster, "shared", &back).await?;
+    wait::until("its traffic flows again", PATIENCE, async || Ok(answers())).await?;
+    authorized(cluster, &pods[0], "eth0", Ok(())).await?;
+    ensure!(kernel_addresses(&pods[0], "eth0")? == [there], "with its address");
+    let report = connection.stop();
+    ensure!(report.broken.is_none(), "its connections continue: {:?}", report.broken);
+    cluster.remove("plain", &["loser", "peer"]).await?;
+    detached_later(cluster, &taken, &back).await
+}
+
+/// A right that stays away ends the interface; that of an attachment comes back with it.
+async fn detached_later(cluster: &Cluster, taken: &Value, back: &Value) -> Result<()> {
     cluster
         .apply(&[objects::attachment("plain", "taken", "shared", "net1")])
         .await?;
     let joined = json!({ "labels": { "join": "taken" } });
     let pods = cluster
-        .run(&[objects::pod_with("plain", "loser", "node1", &joined)])
+        .run(&[objects::pod_with("plain", "joined", "node1", &joined)])
         .await?;
     let names = || interface_names(&pods[0]).map(|mut names| (names.sort(), names).1);
     ensure!(names()? == ["eth0", "net1"]);
-    let taken = json!({ "namespaces": { "from": "None" }, "revoke": true });
-    access(cluster, "shared", &taken).await?;
-    wait::until("the interface is taken", PATIENCE, async || Ok(names()? == ["eth0"])).await?;
-    reported(cluster, &pods[0], "spec.access.namespaces").await?;
-    let back = json!({ "namespaces": { "from": "All" }, "revoke": null });
-    access(cluster, "shared", &back).await?;
+    access(cluster, "shared", taken).await?;
+    let begun = Instant::now();
+    wait::until(
+        "the interface is taken",
+        2 * PATIENCE,
+        async || Ok(names()? == ["eth0"]),
+    )
+    .await?;
+    ensure!(begun.elapsed() >= GRACE, "after {:?}", begun.elapsed());
+    access(cluster, "shared", back).await?;
     wait::until("the interface is back", PATIENCE, async || {
         Ok(names()? == ["eth0", "net1"])
     })
     .await?;
-    cluster.remove("plain", &["loser"]).await
+    cluster.remove("plain", &["joined"]).await
 }
 
 /// Another service account has the verb: kni-controller asks the API server, and the agents read its answer.
