@@ -174,6 +174,9 @@ impl Config {
             let rule = "A-Z, a-z, 0-9, '_', '.' and '-', the first a letter or digit";
             return Err(invalid(&format!("name: {:?} is not {rule}", config.name)));
         }
+        if config.network.as_deref() == Some("") {
+            return Err(invalid("network: is empty; without the key it is the default one"));
+        }
         for (key, path) in [("socket", &config.socket), ("stateDir", &config.state_dir)] {
             if !path.is_absolute() {
                 return Err(invalid(&format!("{key}: {} is not an absolute path", path.display())));

@@ -1,17 +1,16 @@
 //! Derives the networks that a pod joins without a request of its own: its namespace's network, and its attachments.
 //! Pure.
 
-use kni_crd::{AttachmentFacts, PodFacts};
+use kni_crd::{AttachmentFacts, Definition, PodFacts};
 use kni_model::{
     AttachRequest, Bandwidth, IfName, NetworkName, NetworkSelection, PluginHints, PrimarySelection, Sandbox, SandboxId,
-    policy::Labels, selection::assign_interface_names,
+    SelectionError, Selections,
+    policy::Labels,
+    selection::{DEFAULT_NETWORK_ANNOTATION, assign_interface_names},
 };
 use kni_policy::matches;
 
 use super::{networks::Networks, tables::Tables};
-
-/// Names the primary network, in the notation of the Network Plumbing Working Group.
-const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";
 
 /// The attachments that select a pod, by name; the first of those with one interface name counts.
 pub fn attachments<'a>(
@@ -33,33 +32,67 @@ pub fn attachments<'a>(
 }
 
 /// Whether a request may name a definition of another tool. All others are complete without them.
-pub fn may_name_definition(request: &AttachRequest) -> bool {
-    !request.networks.is_empty() || request.hints.annotations.contains_key(DEFAULT_NETWORK_ANNOTATION)
+pub const fn may_name_definition(request: &AttachRequest) -> bool {
+    !request.networks.is_empty() || request.primary.selection.is_some()
 }
 
-/// Fills in the namespace's defaults, and replaces other tools' definitions by networks.
-pub fn fill_in(request: &mut AttachRequest, tables: &Tables, networks: &Networks, namespace: &Labels) {
-    let pod_namespace = request.pod.namespace.clone();
+/// Replaces other tools' definitions by networks. A pod that names no network gets the one of its namespace, which has
+/// these labels.
+pub fn fill_in(
+    request: &mut AttachRequest,
+    tables: &Tables,
+    networks: &Networks,
+    namespace: &Labels,
+) -> Result<(), SelectionError> {
     for selection in &mut request.networks {
-        let at = selection.namespace.as_deref().unwrap_or(&pod_namespace);
-        if let Some(network) = tables.definitions.get(at, selection.network.as_str()) {
-            selection.network = network.clone();
-        }
+        resolve(selection, (tables, networks), &request.pod.namespace)
+            .map_err(|reason| refusal(None, selection, reason))?;
     }
-    if request.primary.none || request.primary.network.is_some() {
-        return;
+    let primary = &mut request.primary;
+    if let Some(selection) = &mut primary.selection {
+        resolve(selection, (tables, networks), &request.pod.namespace)
+            .map_err(|reason| refusal(Some(DEFAULT_NETWORK_ANNOTATION), selection, reason))?;
+        primary.network = Some(selection.network.clone());
     }
-    let asked = request.hints.annotations.get(DEFAULT_NETWORK_ANNOTATION);
-    request.primary.network = asked
-        .and_then(|asked| definition(tables, &pod_namespace, asked.trim()))
-        .or_else(|| networks.default_of(namespace).cloned());
+    if !primary.none && primary.network.is_none() {
+        primary.network = networks.default_of(namespace).cloned();
+    }
+    Ok(())
 }
 
-/// The network behind `name` or `namespace/name`.
-fn definition(tables: &Tables, namespace: &str, asked: &str) -> Option<NetworkName> {
-    let (namespace, name) = asked.split_once('/').unwrap_or((namespace, asked));
-    let known = tables.definitions.get(namespace, name).cloned();
-    known.or_else(|| name.parse().ok())
+/// Replaces a definition that the selection of a pod of `namespace` names by its network.
+fn resolve(
+    selection: &mut NetworkSelection,
+    (tables, networks): (&Tables, &Networks),
+    namespace: &str,
+) -> Result<(), String> {
+    let namespace = selection.namespace.as_deref().unwrap_or(namespace);
+    let Some(definition) = tables.definitions.get(namespace, selection.network.as_str()) else {
+        return Ok(());
+    };
+    let name = format!("{namespace}/{}", selection.network);
+    selection.network = match definition {
+        Definition::Network(network) => network.clone(),
+        Definition::Default => {
+            let default = networks.default_network().cloned();
+            default.ok_or_else(|| {
+                format!("NetworkAttachmentDefinition {name} is for the default network: there is none")
+            })?
+        }
+        Definition::Invalid(reason) => return Err(format!("NetworkAttachmentDefinition {name}: {reason}")),
+    };
+    selection.definition = Some(name);
+    Ok(())
+}
+
+fn refusal(annotation: Option<&'static str>, selection: &NetworkSelection, reason: String) -> SelectionError {
+    SelectionError {
+        annotation,
+        index: None,
+        text: selection.network.to_string(),
+        field: String::new(),
+        reason,
+    }
 }
 
 /// The interface names of a request.
@@ -85,10 +118,10 @@ pub fn additional(of: &AttachRequest, facts: &AttachmentFacts, default_route: bo
         annotated_labels: Labels::new(),
         primary: PrimarySelection {
             network: Some(facts.network.clone()),
-            none: false,
             ips: facts.ips.clone(),
             mac: facts.mac,
             default_route: Some(default_route),
+            ..PrimarySelection::default()
         },
         ifname: Some(facts.ifname.clone()),
         cni: None,
@@ -123,33 +156,189 @@ pub fn additional_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<Attac
 }
 
 /// The networks that a pod which is assigned to the node will join: of those that it names, the ones that admit its
-/// namespace. No other gives the node addresses for it.
+/// namespace. No other gives the node addresses for it. None where the attach would be refused: the annotations are not
+/// valid.
 pub fn networks_of(tables: &Tables, networks: &Networks, namespace: &str, pod: &PodFacts) -> Vec<NetworkName> {
-    let mut joined = Vec::new();
-    match pod.annotations.get(kni_api::NETWORK_ANNOTATION).map(|name| name.trim()) {
-        Some(kni_api::NO_NETWORK) => {}
-        Some(name) if !name.is_empty() => joined.extend(name.parse().ok()),
-        Some(_) | None => {
-            let empty = Labels::new();
-            let labels = tables.namespaces.get("", namespace).unwrap_or(&empty);
-            let asked = pod.annotations.get(DEFAULT_NETWORK_ANNOTATION);
-            let asked = asked.and_then(|asked| definition(tables, namespace, asked.trim()));
-            joined.extend(asked.or_else(|| networks.default_of(labels).or(networks.default_network()).cloned()));
-        }
-    }
-    let selections = NetworkSelection::parse_annotations(&pod.annotations).unwrap_or_default();
-    for selection in selections {
-        let at = selection.namespace.as_deref().unwrap_or(namespace);
-        let known = tables.definitions.get(at, selection.network.as_str()).cloned();
-        joined.push(known.unwrap_or(selection.network));
-    }
+    let labels = tables.namespace_labels(namespace).unwrap_or_default();
+    let mut joined = named_by(tables, networks, (namespace, &labels), pod).unwrap_or_default();
     let selected = attachments(tables, namespace, &pod.labels, &[]);
     joined.extend(selected.into_iter().map(|facts| facts.network.clone()));
-    let labels = tables.namespace_labels(namespace).unwrap_or_default();
     joined.retain(|name| {
         networks
             .spec(name)
             .is_none_or(|spec| spec.admits(namespace, &labels).is_ok())
     });
     joined
+}
+
+/// The networks of the interfaces that a pod has by its namespace and its annotations; `None` where one of them is not
+/// known.
+fn named_by(
+    tables: &Tables,
+    networks: &Networks,
+    (namespace, labels): (&str, &Labels),
+    pod: &PodFacts,
+) -> Option<Vec<NetworkName>> {
+    let Selections { primary, additional } = NetworkSelection::parse_annotations(&pod.annotations).ok()?;
+    let target = |mut selection: NetworkSelection| {
+        resolve(&mut selection, (tables, networks), namespace).ok()?;
+        Some(selection.network)
+    };
+    let named = pod.annotations.get(kni_api::NETWORK_ANNOTATION).map(|name| name.trim());
+    let first = match (named.filter(|name| !name.is_empty()), primary) {
+        (Some(kni_api::NO_NETWORK), _) => None,
+        (Some(name), _) => Some(name.parse().ok()?),
+        (None, Some(selection)) => Some(target(selection)?),
+        (None, None) => networks.default_of(labels).or(networks.default_network()).cloned(),
+    };
+    let additional: Option<Vec<NetworkName>> = additional.into_iter().map(target).collect();
+    Some(first.into_iter().chain(additional?).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use kni_model::PodRef;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{HeldBlocks, table::Key};
+
+    /// Networks default, red (of tenant a) and blue; definitions of namespace x; namespaces x and, of tenant a, y.
+    fn cluster() -> Tables {
+        let mut tables = Tables::default();
+        let all = json!({ "namespaces": { "from": "All" } });
+        let a = json!({ "matchLabels": { "tenant": "a" } });
+        for (name, spec) in [
+            ("default", json!({ "subnets": ["10.0.0.0/16"], "default": true })),
+            (
+                "red",
+                json!({ "subnets": ["10.1.0.0/16"], "namespaceSelector": a, "access": all }),
+            ),
+            ("blue", json!({ "subnets": ["10.2.0.0/16"], "access": all })),
+        ] {
+            let object = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": name }, "spec": spec,
+            });
+            let object = serde_json::from_value(object).unwrap();
+            tables.networks.put(Key::new("", name), Some(Arc::new(object)));
+        }
+        for (name, definition) in [
+            ("to-blue", Definition::Network("blue".parse().unwrap())),
+            ("to-default", Definition::Default),
+            ("bad", Definition::Invalid("spec.config: no plugin type".to_owned())),
+        ] {
+            tables.definitions.put(Key::new("x", name), Some(definition));
+        }
+        tables.namespaces.put(Key::new("", "x"), Some(Labels::new()));
+        let tenant = [("tenant".to_owned(), "a".to_owned())].into();
+        tables.namespaces.put(Key::new("", "y"), Some(tenant));
+        tables
+    }
+
+    fn pod(annotations: &[(&str, &str)]) -> PodFacts {
+        let annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        PodFacts {
+            annotations: annotations.collect(),
+            ..PodFacts::default()
+        }
+    }
+
+    /// The networks of the interfaces of an attached pod, each with its definition.
+    fn attached(
+        namespace: &str,
+        annotations: &[(&str, &str)],
+    ) -> Result<Vec<(String, Option<String>)>, SelectionError> {
+        let tables = cluster();
+        let networks = Networks::of(&tables, &HeldBlocks::new());
+        let labels = tables.namespace_labels(namespace).unwrap();
+        let selections = NetworkSelection::parse_annotations(&pod(annotations).annotations)?;
+        let mut request = AttachRequest {
+            sandbox: "s".parse().unwrap(),
+            pod: PodRef::named(namespace, "web"),
+            netns: "/run/netns/x".into(),
+            labels: BTreeMap::new(),
+            annotated_labels: BTreeMap::new(),
+            primary: PrimarySelection {
+                network: selections.primary.as_ref().map(|named| named.network.clone()),
+                selection: selections.primary,
+                ..PrimarySelection::default()
+            },
+            ifname: None,
+            cni: None,
+            networks: selections.additional,
+            port_mappings: Vec::new(),
+            container_ports: Vec::new(),
+            bandwidth: Bandwidth::default(),
+            hints: PluginHints::default(),
+            parent: None,
+        };
+        fill_in(&mut request, &tables, &networks, &labels)?;
+        let primary = request.primary;
+        let network = primary
+            .network
+            .map_or_else(|| "by default".to_owned(), |name| name.to_string());
+        let mut all = vec![(network, primary.selection.and_then(|named| named.definition))];
+        let additional = request.networks.into_iter();
+        all.extend(additional.map(|named| (named.network.to_string(), named.definition)));
+        Ok(all)
+    }
+
+    const DEFAULT: &str = DEFAULT_NETWORK_ANNOTATION;
+    const MORE: &str = kni_model::selection::NETWORKS_ANNOTATION;
+
+    #[test]
+    fn both_annotations_of_multus_lead_to_networks_by_name_and_by_definition() {
+        let none: [(&str, &str); 0] = [];
+        for (namespace, annotations, expected) in [
+            ("x", &none[..], vec![("by default", None)]),
+            ("y", &none[..], vec![("red", None)]),
+            ("y", &[(DEFAULT, r#"[{"name":"blue"}]"#)][..], vec![("blue", None)]),
+            ("x", &[(DEFAULT, "to-blue")][..], vec![("blue", Some("x/to-blue"))]),
+            ("y", &[(DEFAULT, "x/to-blue")][..], vec![("blue", Some("x/to-blue"))]),
+            (
+                "y",
+                &[(DEFAULT, "x/to-default")][..],
+                vec![("default", Some("x/to-default"))],
+            ),
+            (
+                "x",
+                &[(DEFAULT, r#"[{"name":"to-blue"}]"#), (MORE, "red,to-default@data0")][..],
+                vec![
+                    ("blue", Some("x/to-blue")),
+                    ("red", None),
+                    ("default", Some("x/to-default")),
+                ],
+            ),
+        ] {
+            let found = attached(namespace, annotations).unwrap();
+            let found: Vec<_> = found.iter().map(|(name, by)| (name.as_str(), by.as_deref())).collect();
+            assert_eq!(found, expected, "{namespace} {annotations:?}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_network_is_refused_and_takes_no_addresses() {
+        let tables = cluster();
+        let networks = Networks::of(&tables, &HeldBlocks::new());
+        for (annotation, value) in [
+            (DEFAULT, "Blue Network"),
+            (DEFAULT, "a/b/c"),
+            (DEFAULT, ""),
+            (DEFAULT, "bad"),
+            (MORE, "Blue Network"),
+            (MORE, r#"[{"name":"blue"}"#),
+            (MORE, "bad@data0"),
+        ] {
+            let annotations = [(annotation, value)];
+            let error = attached("x", &annotations).unwrap_err().to_string();
+            let quoted = format!("{:?}", value.split('@').next().unwrap());
+            assert!(value.is_empty() || error.contains(&quoted), "{value}: {error}");
+            let joined = networks_of(&tables, &networks, "x", &pod(&annotations));
+            assert!(joined.is_empty(), "{value}: {joined:?}");
+        }
+        let joined = networks_of(&tables, &networks, "x", &pod(&[(DEFAULT, "to-blue"), (MORE, "red")]));
+        assert_eq!(joined, ["blue", "red"].map(|name| name.parse::<NetworkName>().unwrap()));
+    }
 }

@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
 use kni_api::{AddressBlock, EgressAddressClaim, EgressAddressPool, NetworkMembers, NetworkNumber, NodeEndpoint};
-use kni_crd::{AttachmentFacts, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment};
+use kni_crd::{
+    AttachmentFacts, Definition, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
+};
 use kni_model::{
     NetworkName,
     joining::NAMESPACE_NAME_LABEL,
@@ -103,8 +105,8 @@ pub struct Tables {
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.
     pub egress_objects: Table<EgressPolicyRow>,
-    /// Network definitions of other tools that name a network.
-    pub definitions: Table<NetworkName>,
+    /// Network definitions of other tools.
+    pub definitions: Table<Definition>,
     /// All network definitions of other tools; only kni-controller follows them, and does not wait for them.
     pub definition_names: Table<()>,
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kni_cluster::Key;
-use kni_model::view::InterfaceView;
+use kni_model::{NetworkName, selection::PRIMARY_IFNAME, view::InterfaceView};
 use kube::{
     Api,
     api::{Patch, PatchParams},
@@ -49,11 +49,12 @@ impl ObjectControllers {
         let mut writes = BTreeMap::new();
         {
             let tables = self.cache.tables();
+            let networks = self.networks(&tables);
             for ((namespace, name), views) in of_pods {
                 let Some(pod) = tables.pods.get(namespace, name).filter(|pod| pod.node == self.node) else {
                     continue;
                 };
-                let text = text(views);
+                let text = text(views, networks.default_network());
                 if pod.annotations.get(ANNOTATION) != Some(&text) {
                     writes.insert(Key::new(namespace, name), (pod.uid.clone(), text));
                 }
@@ -86,23 +87,134 @@ impl ObjectControllers {
     }
 }
 
-/// The interfaces of a pod, the primary one first, then by name.
-fn text(mut views: Vec<&InterfaceView>) -> String {
-    views.sort_by_key(|view| (!view.sandbox.is_primary(), view.attachment.ifname.clone()));
-    let all: Vec<NetworkStatus<'_>> = views.into_iter().map(element).collect();
+/// The interfaces of a pod, the primary one first, then by name. The first one in the cluster's default network, and no
+/// other, is `default`.
+fn text(mut views: Vec<&InterfaceView>, default: Option<&NetworkName>) -> String {
+    let is_primary =
+        |view: &InterfaceView| view.sandbox.is_primary() && view.attachment.ifname.as_str() == PRIMARY_IFNAME;
+    views.sort_by_key(|view| (!is_primary(view), view.attachment.ifname.clone()));
+    let default = views.iter().position(|view| Some(&view.attachment.network) == default);
+    let all = views.into_iter().enumerate();
+    let all: Vec<NetworkStatus<'_>> = all.map(|(index, view)| element(view, Some(index) == default)).collect();
     serde_json::to_string(&all).unwrap_or_default()
 }
 
-fn element(view: &InterfaceView) -> NetworkStatus<'_> {
+fn element(view: &InterfaceView, default: bool) -> NetworkStatus<'_> {
     let attachment = &view.attachment;
     NetworkStatus {
-        name: attachment.network.as_str(),
+        // Other tools find the interface by the definition that the pod has named.
+        name: attachment.definition.as_deref().unwrap_or(attachment.network.as_str()),
         interface: attachment.ifname.as_str(),
         ips: attachment.addresses().map(|ip| ip.to_string()).collect(),
         mac: attachment.mac.to_string(),
         mtu: attachment.mtu,
-        default: attachment.default_route,
+        default,
         dns: Empty {},
         gateway: attachment.gateways().iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kni_model::{
+        Attachment, Bandwidth, EndpointId, InterfaceKind, MacAddr, NetnsIdentity, NetworkId, Phase, PodRef, Sandbox,
+        view::EndpointCounts,
+    };
+    use serde_json::Value;
+
+    use super::*;
+
+    fn attachment(ifname: &str, network: &str, definition: Option<&str>, default_route: bool) -> Attachment {
+        Attachment {
+            endpoint: EndpointId(1),
+            network: network.parse().unwrap(),
+            definition: definition.map(str::to_owned),
+            network_id: NetworkId::try_from(1).unwrap(),
+            ifname: ifname.parse().unwrap(),
+            ifindex: 2,
+            host_ifname: "kni1".parse().unwrap(),
+            host_ifindex: 3,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            ipv4: None,
+            ipv6: None,
+            mtu: 1500,
+            default_route,
+            host_access: false,
+            routes: Vec::new(),
+            xdp: false,
+            kind: InterfaceKind::Veth,
+            bandwidth: Bandwidth::default(),
+        }
+    }
+
+    /// Interface, name and `default` of each entry.
+    fn entries(attachments: Vec<Attachment>) -> Vec<(String, String, bool)> {
+        let sandbox = Arc::new(Sandbox {
+            id: "s".parse().unwrap(),
+            pod: PodRef::default(),
+            phase: Phase::Ready,
+            netns: "/run/netns/x".into(),
+            netns_identity: NetnsIdentity { dev: 4, inode: 1 },
+            labels: BTreeMap::new(),
+            port_mappings: Vec::new(),
+            container_ports: Vec::new(),
+            attachments: attachments.clone(),
+            cni: None,
+            parent: None,
+        });
+        let view = |attachment| InterfaceView {
+            sandbox: Arc::clone(&sandbox),
+            attachment,
+            programs: Vec::new(),
+            provisional: false,
+            counts: EndpointCounts::default(),
+            problems: Vec::new(),
+        };
+        let views: Vec<InterfaceView> = attachments.into_iter().map(view).collect();
+        let written = text(views.iter().collect(), "default".parse().ok().as_ref());
+        let list: Vec<Value> = serde_json::from_str(&written).unwrap();
+        let of = |entry: &Value, field: &str| entry[field].as_str().unwrap().to_owned();
+        let listed = list.iter();
+        listed
+            .map(|entry| {
+                (
+                    of(entry, "interface"),
+                    of(entry, "name"),
+                    entry["default"].as_bool().unwrap(),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_primary_interface_is_first_and_default_means_the_default_network() {
+        let found = entries(vec![
+            attachment("data0", "blue", None, true),
+            attachment("eth0", "default", None, false),
+            attachment("net2", "default", None, false),
+        ]);
+        let expected = [
+            ("eth0", "default", true),
+            ("data0", "blue", false),
+            ("net2", "default", false),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(ifname, name, default)| (ifname.to_owned(), name.to_owned(), default))
+        );
+    }
+
+    #[test]
+    fn an_interface_has_the_name_of_the_definition_that_the_pod_named() {
+        let found = entries(vec![
+            attachment("eth0", "red", Some("shop/primary"), true),
+            attachment("net1", "blue", Some("storage/fast"), false),
+            attachment("net2", "blue", None, false),
+        ]);
+        let names: Vec<&str> = found.iter().map(|(_, name, _)| name.as_str()).collect();
+        assert_eq!(names, ["shop/primary", "storage/fast", "blue"]);
     }
 }

@@ -9,6 +9,7 @@ use kni_model::{
     policy::{ContainerPort, Labels, Selector},
 };
 use kube::ResourceExt as _;
+use serde_json::Value;
 
 use super::{PodNetwork, PodNetworkAttachment, invalid::at, labels::read_selector, names::of_object};
 use crate::InvalidObject;
@@ -145,23 +146,43 @@ pub fn read_attachment(object: &PodNetworkAttachment) -> Result<AttachmentFacts,
     read().map_err(of_object("PodNetworkAttachment", &object.metadata))
 }
 
-/// The network that a `NetworkAttachmentDefinition` refers to: the one that its configuration names if it is for the
-/// KNI plugin, `None` for configurations of other plugins.
-pub fn read_attachment_definition(name: &str, config: Option<&str>) -> Option<NetworkName> {
+/// The network that a `NetworkAttachmentDefinition` for the KNI plugin refers to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Definition {
+    /// The one that its configuration names, or the one of its own name where it has no configuration.
+    Network(NetworkName),
+    /// The cluster's default network: its configuration names none.
+    Default,
+    /// None, for this reason.
+    Invalid(String),
+}
+
+/// Reads a `NetworkAttachmentDefinition`, whose configuration has the keys of the KNI plugin; `None` if it is for
+/// another plugin.
+pub fn read_attachment_definition(name: &str, config: Option<&str>) -> Option<Definition> {
+    let named = |field: &str, name: &str| match name.parse::<NetworkName>() {
+        Ok(network) => Definition::Network(network),
+        Err(invalid) => Definition::Invalid(format!("{field}: {invalid}")),
+    };
     let Some(config) = config.filter(|config| !config.trim().is_empty()) else {
-        // Without a configuration, the name of the definition is the name of the network.
-        return name.parse().ok();
+        return Some(named("metadata.name", name));
     };
-    let config: serde_json::Value = serde_json::from_str(config).ok()?;
-    let plugin = match config.get("plugins") {
-        Some(plugins) => plugins.get(0)?,
-        None => &config,
+    let config: Value = match serde_json::from_str(config) {
+        Ok(config) => config,
+        Err(error) => return Some(Definition::Invalid(format!("spec.config: {error}"))),
     };
-    if plugin.get("type")?.as_str()? != "kni-cni" {
-        return None;
+    let plugin = config.get("plugins").map_or(Some(&config), |plugins| plugins.get(0));
+    let kind = plugin.and_then(|plugin| plugin.get("type")).and_then(Value::as_str);
+    match (kind, plugin.and_then(|plugin| plugin.get("network"))) {
+        (None, _) => Some(Definition::Invalid("spec.config: no plugin type".to_owned())),
+        (Some("kni-cni"), None | Some(Value::Null)) => Some(Definition::Default),
+        (Some("kni-cni"), Some(Value::String(network))) => Some(named("spec.config: network", network)),
+        (Some("kni-cni"), Some(other)) => {
+            let reason = format!("spec.config: network: {other} is not a name");
+            Some(Definition::Invalid(reason))
+        }
+        (Some(_), _) => None,
     }
-    let named = plugin.get("podNetwork").or_else(|| config.get("name"));
-    named.and_then(|name| name.as_str()).unwrap_or(name).parse().ok()
 }
 
 #[cfg(test)]
@@ -169,19 +190,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn definitions_name_a_network_when_they_are_for_our_plugin() {
-        let of = |config| read_attachment_definition("blue", config).map(|name| name.to_string());
-        assert_eq!(of(None).as_deref(), Some("blue"));
-        assert_eq!(of(Some(r#"{"type":"kni-cni","name":"red"}"#)).as_deref(), Some("red"));
-        assert_eq!(
-            of(Some(
-                r#"{"name":"x","plugins":[{"type":"kni-cni","podNetwork":"green"}]}"#
-            ))
-            .as_deref(),
-            Some("green")
-        );
-        assert_eq!(of(Some(r#"{"type":"macvlan","name":"red"}"#)), None);
-        assert_eq!(of(Some("{")), None);
+    fn definitions_for_our_plugin_name_a_network_as_the_plugin_reads_it() {
+        let of = |config| read_attachment_definition("blue", config);
+        let network = |name: &str| Some(Definition::Network(name.parse().unwrap()));
+        assert_eq!(of(None), network("blue"));
+        for config in [
+            r#"{"type":"kni-cni","name":"x","network":"red"}"#,
+            r#"{"type":"kni-cni","name":"x","network":"red","podNetwork":"green"}"#,
+            r#"{"name":"x","network":"green","plugins":[{"type":"kni-cni","network":"red"},{"type":"tuning"}]}"#,
+        ] {
+            assert_eq!(of(Some(config)), network("red"), "{config}");
+        }
+        for config in [
+            r#"{"type":"kni-cni","name":"red"}"#,
+            r#"{"type":"kni-cni","network":null}"#,
+            r#"{"name":"x","plugins":[{"type":"kni-cni","podNetwork":"green"}]}"#,
+        ] {
+            assert_eq!(of(Some(config)), Some(Definition::Default), "{config}");
+        }
+        assert_eq!(of(Some(r#"{"type":"macvlan","name":"red","network":"red"}"#)), None);
+    }
+
+    #[test]
+    fn definitions_that_are_not_valid_name_no_network() {
+        for (config, expected) in [
+            ("{", "spec.config: EOF"),
+            (r#"{"name":"x"}"#, "no plugin type"),
+            (r#"{"name":"x","plugins":[]}"#, "no plugin type"),
+            (r#"{"type":"kni-cni","network":"Blue Network"}"#, "spec.config: network"),
+            (r#"{"type":"kni-cni","network":""}"#, "spec.config: network"),
+            (r#"{"type":"kni-cni","network":7}"#, "7 is not a name"),
+        ] {
+            let Some(Definition::Invalid(reason)) = read_attachment_definition("blue", Some(config)) else {
+                panic!("{config}");
+            };
+            assert!(reason.contains(expected), "{config}: {reason}");
+        }
+        let unnamed = read_attachment_definition("blue.v1", None);
+        assert!(matches!(unnamed, Some(Definition::Invalid(_))), "{unnamed:?}");
     }
 
     #[test]

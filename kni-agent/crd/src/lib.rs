@@ -25,7 +25,8 @@ mod validate;
 
 pub use closed::closed_policy;
 pub use cluster::{
-    AttachmentFacts, PodFacts, read_attachment, read_attachment_definition, read_namespace_selector, read_pod,
+    AttachmentFacts, Definition, PodFacts, read_attachment, read_attachment_definition, read_namespace_selector,
+    read_pod,
 };
 pub use endpoint_slice::read_endpoint_slice;
 pub use from_object::FromObject;

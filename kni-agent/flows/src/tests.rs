@@ -42,6 +42,7 @@ fn attachment(endpoint: u32, network: u32, ifname: &str, last: u8) -> Attachment
     Attachment {
         endpoint: EndpointId(endpoint),
         network: network_name(network),
+        definition: None,
         network_id: network.try_into().unwrap(),
         ifname: ifname.parse().unwrap(),
         ifindex: 2,

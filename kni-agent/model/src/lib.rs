@@ -33,4 +33,4 @@ pub use port_mapping::{PortMapping, PortProtocol};
 pub use provider::{Feature, InterfaceKind, Provider};
 pub use request::{AttachRequest, PluginHints, PrimarySelection};
 pub use sandbox::{Attachment, CniAttachment, NetnsIdentity, Phase, Sandbox};
-pub use selection::{NetworkSelection, SelectionError};
+pub use selection::{NetworkSelection, SelectionError, Selections};

@@ -59,6 +59,8 @@ pub struct PluginHints {
 pub struct PrimarySelection {
     /// Network to join; by default the default network.
     pub network: Option<NetworkName>,
+    /// The selection of the annotation that named `network`. In a cluster a definition of its name comes first.
+    pub selection: Option<NetworkSelection>,
     /// Whether the pod has no primary interface at all.
     pub none: bool,
     /// Requested addresses in the network, without prefix, in the given order.

@@ -43,6 +43,9 @@ pub struct Attachment {
     pub endpoint: EndpointId,
     /// Name of the network.
     pub network: NetworkName,
+    /// The definition of another tool by which the pod named the network, as `namespace/name`.
+    #[serde(default)]
+    pub definition: Option<String>,
     /// Number of the network.
     pub network_id: NetworkId,
     /// Name inside the pod.
@@ -239,6 +242,7 @@ mod tests {
         Attachment {
             endpoint: EndpointId(1),
             network: "pods".parse().unwrap(),
+            definition: None,
             network_id: NetworkId::try_from(1).unwrap(),
             ifname: "eth0".parse().unwrap(),
             ifindex: 2,

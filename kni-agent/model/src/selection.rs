@@ -20,6 +20,9 @@ pub use super::id::PRIMARY_IFNAME;
 
 /// The annotation of the Network Plumbing Working Group: a comma list or a JSON list.
 pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
+/// The annotation of Multus that names the network of the primary interface, in either format of
+/// [`NETWORKS_ANNOTATION`].
+pub const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";
 /// KNI's annotation: a comma list.
 pub const MULTI_NETWORK_ANNOTATION: &str = "kni.io/multi-network";
 /// Maximum number of networks that a pod may join beside its primary one.
@@ -27,14 +30,24 @@ pub const MAX_NETWORKS: usize = 32;
 /// Maximum length of one annotation, in bytes.
 pub const MAX_ANNOTATION_BYTES: usize = 32 * 1024;
 
-/// A network that a pod requests beside its primary one.
+/// The networks that a pod's annotations select.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selections {
+    /// That of the primary interface, by [`DEFAULT_NETWORK_ANNOTATION`].
+    pub primary: Option<NetworkSelection>,
+    /// The additional ones; those of [`NETWORKS_ANNOTATION`] come first.
+    pub additional: Vec<NetworkSelection>,
+}
+
+/// A network that a pod requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSelection {
     /// The network.
     pub network: NetworkName,
-    /// Namespace given with the name. Networks are cluster-scoped, so it has no effect; it is accepted because tools
-    /// write it, and kept so that it can be written back.
+    /// Namespace given with the name: that of a definition of another tool. Networks themselves have none.
     pub namespace: Option<String>,
+    /// The definition, as `namespace/name`, that the name has turned out to be; `network` is the one it refers to.
+    pub definition: Option<String>,
     /// Interface name inside the pod; without it, [`assign_interface_names`] chooses one.
     pub ifname: Option<IfName>,
     /// Requested addresses in the network, without prefix.
@@ -47,23 +60,28 @@ pub struct NetworkSelection {
 }
 
 impl NetworkSelection {
-    /// Parses both annotations of a pod; the selections of [`NETWORKS_ANNOTATION`] come first. Absent or blank
-    /// annotations select nothing. Nothing is ignored: invalid or unsupported content is an error.
+    /// Parses the annotations of a pod. Absent ones and blank lists select nothing. Nothing is ignored: invalid or
+    /// unsupported content is an error.
     pub fn parse_annotations<'a>(
         annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
-    ) -> Result<Vec<Self>, SelectionError> {
-        let (mut networks, mut multi) = ("", "");
+    ) -> Result<Selections, SelectionError> {
+        let (mut networks, mut multi, mut primary) = ("", "", None);
         for (key, value) in annotations {
             match key.as_str() {
                 NETWORKS_ANNOTATION => networks = value.trim(),
                 MULTI_NETWORK_ANNOTATION => multi = value.trim(),
+                DEFAULT_NETWORK_ANNOTATION => primary = Some(value.trim()),
                 _ => {}
             }
         }
         let mut found = parse_one(NETWORKS_ANNOTATION, networks, true)?;
         found.extend(parse_one(MULTI_NETWORK_ANNOTATION, multi, false)?);
-        check_together(&found)?;
-        Ok(found.into_iter().map(|item| item.selection).collect())
+        let primary = primary.map(parse_primary).transpose()?;
+        check_together(&found, primary.as_ref())?;
+        Ok(Selections {
+            primary: primary.map(|item| item.selection),
+            additional: found.into_iter().map(|item| item.selection).collect(),
+        })
     }
 }
 
@@ -87,28 +105,45 @@ fn parse_one(annotation: &'static str, value: &str, json_allowed: bool) -> Resul
         return Err(SelectionError::whole(annotation, reason));
     }
     let found = if value.is_empty() {
-        Vec::new()
+        Ok(Vec::new())
     } else if value.starts_with(['[', '{', '"']) {
         if !json_allowed {
-            return Err(SelectionError::whole(
-                annotation,
-                "is a comma list of network names, not JSON",
-            ));
+            let reason = "is a comma list of network names, not JSON";
+            return Err(SelectionError::whole(annotation, reason).quoting(value));
         }
-        json::parse(annotation, value)?
+        json::parse(annotation, value)
     } else {
-        comma::parse(annotation, value)?
+        comma::parse(annotation, value)
     };
-    Ok(found)
+    found.map_err(|error| error.quoting(value))
+}
+
+/// Parses the network of the primary interface: a list of one.
+fn parse_primary(value: &str) -> Result<Located, SelectionError> {
+    let refuse = |reason: &str| SelectionError::whole(DEFAULT_NETWORK_ANNOTATION, reason).quoting(value);
+    let mut found = parse_one(DEFAULT_NETWORK_ANNOTATION, value, true)?;
+    let Some(item) = found.pop() else {
+        return Err(refuse("names no network"));
+    };
+    if !found.is_empty() {
+        return Err(refuse(
+            "names more than one network, but a pod has one primary interface",
+        ));
+    }
+    let name = item.selection.ifname.as_ref().map(IfName::as_str);
+    if name.is_some_and(|name| name != PRIMARY_IFNAME) {
+        return Err(item.error("interface", format!("the primary interface is {PRIMARY_IFNAME}")));
+    }
+    Ok(item)
 }
 
 /// Checks the rules across items: their number, one name per interface, one default route.
-fn check_together(found: &[Located]) -> Result<(), SelectionError> {
+fn check_together(found: &[Located], primary: Option<&Located>) -> Result<(), SelectionError> {
     if let Some(first_too_many) = found.get(MAX_NETWORKS) {
         return Err(first_too_many.error("", format!("a pod may join at most {MAX_NETWORKS} additional networks")));
     }
     let mut names = BTreeSet::new();
-    let mut default_route = false;
+    let mut default_route = primary.is_some_and(|item| item.selection.default_route);
     for item in found {
         if let Some(ifname) = &item.selection.ifname {
             names::check_explicit(ifname).map_err(|reason| item.error("interface", reason))?;

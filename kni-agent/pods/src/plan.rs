@@ -16,6 +16,8 @@ use kni_model::{
 pub(crate) struct PlannedInterface {
     pub(crate) ifname: IfName,
     pub(crate) network: Network,
+    /// The definition of another tool by which the pod named the network.
+    pub(crate) definition: Option<String>,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) default_route: bool,
@@ -41,6 +43,11 @@ pub(crate) fn plan(
         planned.push(PlannedInterface {
             ifname: request.ifname.clone().unwrap_or_else(IfName::primary),
             network: primary_network(request, networks)?,
+            definition: request
+                .primary
+                .selection
+                .as_ref()
+                .and_then(|named| named.definition.clone()),
             ips: request.primary.ips.clone(),
             mac: request.primary.mac,
             default_route: wants_default_route(request) && !extra_takes_default,
@@ -51,6 +58,7 @@ pub(crate) fn plan(
         let NetworkSelection {
             network,
             namespace: _,
+            definition,
             ifname: _,
             ips,
             mac,
@@ -68,6 +76,7 @@ pub(crate) fn plan(
         planned.push(PlannedInterface {
             ifname,
             network,
+            definition: definition.clone(),
             ips: ips.clone(),
             mac: *mac,
             default_route: *default_route,
@@ -194,6 +203,7 @@ pub(crate) mod tests {
                 .map(|(name, default_route)| NetworkSelection {
                     network: name.parse().unwrap(),
                     namespace: None,
+                    definition: None,
                     ifname: None,
                     ips: Vec::new(),
                     mac: None,

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    error::{AttachError, Subject},
+    error::{AttachError, ErrorKind, Subject},
     networks::NetworkRegistry,
     registry::Registry,
 };
@@ -79,7 +79,9 @@ impl<'a> Preparation<'a> {
             if request.cni.as_ref().is_some_and(CniAttachment::is_additional) {
                 Vec::new()
             } else {
-                joining::fill_in(&mut request, &tables, &networks, &namespace);
+                let filled = joining::fill_in(&mut request, &tables, &networks, &namespace);
+                let refused = |error| Subject::from(&request).error(ErrorKind::InvalidSelection(Box::new(error)));
+                filled.map_err(refused)?;
                 with_attachments(&mut request, &tables)?
             }
         };

@@ -23,6 +23,7 @@ pub(super) fn sandbox(
     let attachment = Attachment {
         endpoint: EndpointId(endpoint),
         network: new.network.clone(),
+        definition: None,
         network_id,
         ifname: ifname.clone(),
         ifindex: 2,

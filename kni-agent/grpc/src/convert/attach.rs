@@ -87,18 +87,21 @@ pub(crate) fn attach_request(
             container_ports::named(&annotations)?,
         ))
     };
-    let (sandbox, netns, primary, cni, bandwidth, annotated_labels, port_mappings, container_ports) =
+    let (sandbox, netns, mut primary, cni, bandwidth, annotated_labels, port_mappings, container_ports) =
         fields().map_err(|refusal: Refusal| refusal.of(&pod, &id))?;
     // A CNI call that adds an additional interface implements one of the pod's annotations, so the annotations request
     // no further ones.
     let networks = if cni.as_ref().is_some_and(CniAttachment::is_additional) {
         Vec::new()
     } else {
-        NetworkSelection::parse_annotations(&annotations).map_err(|source| RequestError::InvalidSelection {
+        let parsed = NetworkSelection::parse_annotations(&annotations);
+        let selections = parsed.map_err(|source| RequestError::InvalidSelection {
             pod: Box::new(pod.clone()),
             sandbox: id,
             source: Box::new(source),
-        })?
+        })?;
+        primary = primary::or_selected(primary, selections.primary);
+        selections.additional
     };
     Ok(AttachRequest {
         sandbox,

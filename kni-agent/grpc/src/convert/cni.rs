@@ -59,6 +59,7 @@ pub(super) fn selection(extradata: &Entries, annotated: PrimarySelection) -> Res
         ips: if ips.is_empty() { annotated.ips } else { ips },
         mac: mac.transpose()?.or(annotated.mac),
         default_route: default_route.transpose()?.or(annotated.default_route),
+        ..annotated
     })
 }
 
@@ -174,10 +175,8 @@ mod tests {
     fn the_runtimes_wishes_come_before_annotations() {
         let annotated = PrimarySelection {
             network: "blue".parse().ok(),
-            none: false,
             ips: vec!["10.0.0.9".parse().unwrap()],
-            mac: None,
-            default_route: None,
+            ..PrimarySelection::default()
         };
         let wishes = [
             (cni::POD_NETWORK, "red"),

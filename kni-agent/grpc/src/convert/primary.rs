@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
 
-use kni_model::PrimarySelection;
+use kni_model::{NetworkSelection, PrimarySelection};
 
 use super::error::Refusal;
 
@@ -19,7 +19,7 @@ const MAX_IPS: usize = 16;
 /// Longest value that an error repeats, in characters.
 const MAX_QUOTE: usize = 64;
 
-/// Parses the three annotations. Absent and blank ones request nothing.
+/// Parses the three annotations of KNI. Absent and blank ones request nothing.
 pub(super) fn selection(annotations: &BTreeMap<String, String>) -> Result<PrimarySelection, Refusal> {
     let value = |key| {
         annotations
@@ -35,8 +35,26 @@ pub(super) fn selection(annotations: &BTreeMap<String, String>) -> Result<Primar
         none: value(NETWORK) == Some(NO_NETWORK),
         ips: value(IPS).map(addresses).transpose()?.unwrap_or_default(),
         mac: value(MAC).map(|value| parse(MAC, value)).transpose()?,
-        default_route: None,
+        ..PrimarySelection::default()
     })
+}
+
+/// The network that Multus' annotation selects, where nothing else names one. Addresses and MAC address of KNI's own
+/// annotations take precedence.
+pub(super) fn or_selected(primary: PrimarySelection, selected: Option<NetworkSelection>) -> PrimarySelection {
+    let selected = selected.filter(|_| primary.network.is_none() && !primary.none);
+    let Some(selection) = selected else { return primary };
+    PrimarySelection {
+        network: Some(selection.network.clone()),
+        ips: if primary.ips.is_empty() {
+            selection.ips.clone()
+        } else {
+            primary.ips
+        },
+        mac: primary.mac.or(selection.mac),
+        selection: Some(selection),
+        ..primary
+    }
 }
 
 fn parse<T: FromStr<Err: std::fmt::Display>>(annotation: &str, value: &str) -> Result<T, Refusal> {

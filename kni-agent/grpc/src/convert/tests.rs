@@ -329,6 +329,18 @@ fn refused_annotations() {
         ("annotation k8s.v1.cni.cncf.io/networks", |r| {
             r.annotations = entries([("k8s.v1.cni.cncf.io/networks", "Not A Name")]);
         }),
+        (
+            "annotation v1.multus-cni.io/default-network, item [0] \"Blue Network\"",
+            |r| {
+                r.annotations = entries([("v1.multus-cni.io/default-network", "Blue Network")]);
+            },
+        ),
+        ("annotation v1.multus-cni.io/default-network, item [0] \"a/b/c\"", |r| {
+            r.annotations = entries([
+                ("v1.multus-cni.io/default-network", "a/b/c"),
+                ("kni.dev/network", "blue"),
+            ]);
+        }),
     ]);
 }
 
@@ -368,6 +380,33 @@ fn annotations_choose_the_primary_and_further_networks() {
     let blank =
         attach(|r| r.annotations = entries([("kni.dev/network", ""), ("kni.dev/ips", " "), ("kni.dev/mac", "")]));
     assert_eq!(blank.unwrap().primary, kni_model::PrimarySelection::default());
+}
+
+#[test]
+fn the_annotation_of_multus_chooses_the_primary_network_where_no_other_does() {
+    let value = r#"[{"name":"blue","namespace":"t","ips":["10.0.0.7"],"mac":"02:00:00:00:00:07"}]"#;
+    let multus = ("v1.multus-cni.io/default-network", value);
+    let of = |more: &[(&str, &str)]| {
+        let all: BTreeMap<String, String> = more
+            .iter()
+            .chain([&multus])
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect();
+        attach(|r| r.annotations = all.into_iter().collect()).unwrap().primary
+    };
+    let primary = of(&[]);
+    assert_eq!(primary.network.unwrap().as_str(), "blue");
+    assert_eq!(primary.selection.unwrap().namespace.as_deref(), Some("t"));
+    assert_eq!(primary.ips, ["10.0.0.7".parse::<IpAddr>().unwrap()]);
+    assert!(primary.mac.is_some());
+    let named = of(&[("kni.dev/network", "red")]);
+    assert_eq!(named.network.unwrap().as_str(), "red");
+    assert!(named.selection.is_none() && named.ips.is_empty());
+    assert!(of(&[("kni.dev/network", "none")]).none);
+    assert_eq!(
+        of(&[("kni.dev/ips", "10.0.0.9")]).ips,
+        ["10.0.0.9".parse::<IpAddr>().unwrap()]
+    );
 }
 
 #[test]

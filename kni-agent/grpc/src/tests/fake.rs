@@ -220,6 +220,7 @@ fn sandbox(request: &AttachRequest) -> Sandbox {
     let primary = Attachment {
         endpoint: EndpointId(1),
         network: "pods".parse().unwrap(),
+        definition: None,
         network_id: NetworkId::try_from(1).unwrap(),
         ifname: "eth0".parse().unwrap(),
         ifindex: 2,

@@ -35,6 +35,7 @@ fn parse_item(text: &str) -> Result<NetworkSelection, (&'static str, String)> {
     Ok(NetworkSelection {
         network: name.parse().map_err(|e| ("name", format!("{e}")))?,
         namespace,
+        definition: None,
         ifname,
         ips: Vec::new(),
         mac: None,

@@ -12,7 +12,7 @@ pub struct SelectionError {
     pub annotation: Option<&'static str>,
     /// Position in the list, from 0; `None` if the value as a whole is wrong.
     pub index: Option<usize>,
-    /// The item as written, shortened; empty if unknown.
+    /// The item as written, or the whole value if the item is unknown, shortened.
     pub text: String,
     /// The field of the item in the annotation's own words ("ips", "interface"); empty if the item as a whole is wrong.
     pub field: String,
@@ -28,6 +28,18 @@ impl SelectionError {
             text: String::new(),
             field: String::new(),
             reason: reason.into(),
+        }
+    }
+
+    /// Quotes the value of the annotation where no item is named.
+    pub(super) fn quoting(self, value: &str) -> Self {
+        if self.text.is_empty() {
+            Self {
+                text: value.chars().take(MAX_QUOTE).collect(),
+                ..self
+            }
+        } else {
+            self
         }
     }
 

@@ -88,6 +88,7 @@ fn convert(element: Element) -> Result<NetworkSelection, FieldError> {
             .map(namespace)
             .transpose()
             .map_err(|error| ("namespace", error))?,
+        definition: None,
         ifname: element
             .interface
             .map(|name| name.parse())

@@ -6,9 +6,17 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn parse(pairs: &[(&str, &str)]) -> Result<Vec<NetworkSelection>, SelectionError> {
+fn selections(pairs: &[(&str, &str)]) -> Result<Selections, SelectionError> {
     let annotations: BTreeMap<String, String> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     NetworkSelection::parse_annotations(&annotations)
+}
+
+fn parse(pairs: &[(&str, &str)]) -> Result<Vec<NetworkSelection>, SelectionError> {
+    selections(pairs).map(|found| found.additional)
+}
+
+fn primary(value: &str) -> Result<NetworkSelection, SelectionError> {
+    selections(&[(DEFAULT_NETWORK_ANNOTATION, value)]).map(|found| found.primary.unwrap())
 }
 
 fn npwg(value: &str) -> Result<Vec<NetworkSelection>, SelectionError> {
@@ -19,6 +27,7 @@ fn plain(network: &str) -> NetworkSelection {
     NetworkSelection {
         network: network.parse().unwrap(),
         namespace: None,
+        definition: None,
         ifname: None,
         ips: Vec::new(),
         mac: None,
@@ -53,6 +62,7 @@ fn json_list_with_every_field() {
     let blue = NetworkSelection {
         network: "blue".parse().unwrap(),
         namespace: Some("t".to_owned()),
+        definition: None,
         ifname: Some("b0".parse().unwrap()),
         ips: vec!["10.10.0.9".parse().unwrap(), "fd10::9".parse().unwrap()],
         mac: Some("02:00:00:00:00:09".parse().unwrap()),
@@ -110,6 +120,71 @@ fn errors_name_annotation_item_and_field() {
         );
         assert!(error.reason.contains(reason), "{value}: {error}");
     }
+}
+
+#[test]
+fn the_network_of_the_primary_interface_is_named_in_both_formats() {
+    let in_namespace = NetworkSelection {
+        namespace: Some("t".to_owned()),
+        ..plain("blue")
+    };
+    for value in [
+        "blue",
+        " blue@eth0 ",
+        "t/blue",
+        r#"[{"name":"blue"}]"#,
+        r#"[{"name":"blue","namespace":"t"}]"#,
+    ] {
+        let NetworkSelection { ifname, .. } = primary(value).unwrap();
+        let expected = if value.contains('t') && !value.contains("eth0") {
+            &in_namespace
+        } else {
+            &plain("blue")
+        };
+        assert_eq!(
+            primary(value).unwrap(),
+            NetworkSelection {
+                ifname,
+                ..expected.clone()
+            },
+            "{value}"
+        );
+    }
+    let chosen = primary(r#"[{"name":"blue","ips":["10.10.0.9/24"],"mac":"02:00:00:00:00:09"}]"#).unwrap();
+    assert!(chosen.ips == ["10.10.0.9".parse::<IpAddr>().unwrap()] && chosen.mac.is_some());
+    assert_eq!(selections(&[]).unwrap(), Selections::default());
+}
+
+#[test]
+fn a_network_of_the_primary_interface_that_is_not_valid_is_refused_with_annotation_and_value() {
+    for (value, reason) in [
+        ("Blue Network", "DNS-1123"),
+        ("a/b/c", "DNS-1123"),
+        ("A/b", "DNS-1123"),
+        ("", "names no network"),
+        ("[]", "names no network"),
+        ("a,b", "more than one"),
+        (r#"[{"name":"a"},{"name":"b"}]"#, "more than one"),
+        (r#"{"name":"blue"}"#, "not a JSON list"),
+        (r#"[{"name":"blue""#, "EOF"),
+        (r#"[{"name":"blue","colour":1}]"#, "unknown field"),
+        ("blue@net1", "the primary interface is eth0"),
+    ] {
+        let error = primary(value).expect_err(value).to_string();
+        let first = value.split(',').next().unwrap();
+        let quoted = [value, first].map(|value| format!("{value:?}"));
+        assert!(
+            error.contains(DEFAULT_NETWORK_ANNOTATION) && error.contains(reason),
+            "{value}: {error}"
+        );
+        assert!(
+            value.is_empty() || quoted.iter().any(|quoted| error.contains(quoted)),
+            "{value}: {error}"
+        );
+    }
+    let routes = r#"[{"name":"a","default-route":["10.0.0.1"]}]"#;
+    let twice = selections(&[(DEFAULT_NETWORK_ANNOTATION, routes), (NETWORKS_ANNOTATION, routes)]).unwrap_err();
+    assert_eq!(twice.field, "default-route");
 }
 
 #[test]
@@ -201,6 +276,13 @@ prop_compose! {
 }
 
 proptest! {
+    #[test]
+    fn any_text_names_the_primary_network_or_is_refused(value in ".{0,200}") {
+        if let Err(error) = primary(&value) {
+            prop_assert!(error.to_string().contains(DEFAULT_NETWORK_ANNOTATION));
+        }
+    }
+
     #[test]
     fn any_text_is_answered(value in ".{0,200}", multi in "[\\[{\"a-z0-9@/,: ]{0,80}") {
         match parse(&[(NETWORKS_ANNOTATION, &value), (MULTI_NETWORK_ANNOTATION, &multi)]) {

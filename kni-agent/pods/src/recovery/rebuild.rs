@@ -141,6 +141,7 @@ impl<'a> Rebuild<'a> {
         let attachment = Attachment {
             endpoint,
             network: owner.network.clone(),
+            definition: None,
             network_id: config.network,
             ifname: owner.ifname.clone(),
             ifindex: inside.link.ifindex,

@@ -126,6 +126,7 @@ impl Reserved<'_, '_> {
         self.attachments.push(Attachment {
             endpoint: ends.endpoint,
             network: spec.name.clone(),
+            definition: plan.definition.clone(),
             network_id: plan.network.id,
             ifname: plan.ifname.clone(),
             ifindex: ends.ifindex,
@@ -223,6 +224,7 @@ mod tests {
         let plan = PlannedInterface {
             ifname: "eth0".parse().unwrap(),
             network: known.network,
+            definition: None,
             ips: vec![address],
             mac: None,
             default_route: true,

@@ -142,11 +142,12 @@ pub fn service(namespace: &str, name: &str, port: u16, backend: (&str, u16), lab
 
 /// A `NetworkAttachmentDefinition` that refers to a `PodNetwork`.
 pub fn attachment_definition(namespace: &str, name: &str, network: &str) -> Value {
+    let config = json!({ "cniVersion": "1.0.0", "type": "kni-cni", "name": "any", "network": network });
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
         "metadata": { "name": name, "namespace": namespace },
-        "spec": { "config": json!({ "cniVersion": "1.0.0", "type": "kni-cni", "name": network }).to_string() },
+        "spec": { "config": config.to_string() },
     })
 }
 

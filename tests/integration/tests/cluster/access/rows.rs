@@ -7,6 +7,8 @@ pub(crate) enum Way {
     Network,
     /// Annotation `v1.multus-cni.io/default-network`.
     Default,
+    /// The same in JSON.
+    DefaultJson,
     /// Annotation `k8s.v1.cni.cncf.io/networks`, a comma list.
     Short,
     /// The same in JSON.
@@ -62,10 +64,13 @@ const MAC: &str = "spec.access.allowMac";
 const ROUTE: &str = "spec.access.allowDefaultRoute";
 const LOCK: &str = "spec.access.lockNamespaces";
 const JOIN: &str = "spec.access.requireJoin";
+const DEFAULT_NETWORK: &str = "annotation v1.multus-cni.io/default-network";
+const NETWORKS: &str = "annotation k8s.v1.cni.cncf.io/networks";
 
 use Choice::{Ip, Mac, Nothing, Route};
 use Way::{
-    Attachment, Cni, CniBeside, Crafted, CraftedJson, Default, HotAdd, Json, Multi, Network, Nothing as Unnamed, Short,
+    Attachment, Cni, CniBeside, Crafted, CraftedJson, Default, DefaultJson, HotAdd, Json, Multi, Network,
+    Nothing as Unnamed, Short,
 };
 
 const fn joins(who: &'static str, way: Way, network: &'static str, choice: Choice, joined: &'static str) -> Row {
@@ -149,6 +154,22 @@ pub(crate) const ROWS: &[Row] = &[
     late("plain", Default, "to-red", Nothing, NAMESPACES),
     late("blue-team", Default, "plain/to-red", Nothing, NAMESPACES),
     joins("red-team", Default, "plain/to-red", Nothing, "red"),
+    joins("plain", Default, "red", Nothing, "open"),
+    joins("blue-team", DefaultJson, "open", Nothing, "open"),
+    joins("red-team", DefaultJson, "plain/to-red", Nothing, "red"),
+    joins("plain", DefaultJson, "open", Ip("10.20.3.8"), "open"),
+    late("plain", DefaultJson, "shared", Mac, MAC),
+    late("blue-team", DefaultJson, "red", Nothing, NAMESPACES),
+    late("vault", DefaultJson, "open", Nothing, LOCK),
+    // What names no network leads nowhere, and not to the network of the namespace or of the cluster.
+    late("plain", Default, "Blue Network", Nothing, DEFAULT_NETWORK),
+    late("red-team", Default, "a/b/c", Nothing, DEFAULT_NETWORK),
+    late("plain", Default, "open,shared", Nothing, DEFAULT_NETWORK),
+    late("vault", Default, "[{\"name\":\"vault\"", Nothing, DEFAULT_NETWORK),
+    late("plain", DefaultJson, "Blue Network", Nothing, DEFAULT_NETWORK),
+    late("plain", Short, "Blue Network", Nothing, NETWORKS),
+    late("plain", Short, "a/b/c", Nothing, NETWORKS),
+    late("plain", Json, "Blue Network", Nothing, NETWORKS),
     late("blue-team", Short, "red", Nothing, NAMESPACES),
     late("blue-team", Short, "red@net7", Nothing, NAMESPACES),
     late("blue-team", Short, "plain/to-red", Nothing, NAMESPACES),

@@ -296,7 +296,7 @@ async fn network_of(cluster: &Cluster, row: &Row, pod: &str) -> Result<Option<St
         .await?;
     let is_primary = matches!(
         row.way,
-        Way::Network | Way::Default | Way::Nothing | Way::Cni | Way::Crafted
+        Way::Network | Way::Default | Way::DefaultJson | Way::Nothing | Way::Cni | Way::Crafted
     );
     let interfaces = listed.into_inner().interfaces;
     let mut found = interfaces.iter().filter(|found| (found.ifname == "eth0") == is_primary);
@@ -354,9 +354,13 @@ fn annotations(number: usize, row: &Row) -> Vec<(String, String)> {
         Choice::Mac => element["mac"] = json!(mac),
         Choice::Route => element["default-route"] = json!(["169.254.1.1"]),
     }
+    if row.way == Way::DefaultJson {
+        element["interface"] = json!("eth0");
+    }
     let named = match row.way {
         Way::Network | Way::Crafted => Some(("kni.dev/network", row.network.to_owned())),
         Way::Default => Some(("v1.multus-cni.io/default-network", row.network.to_owned())),
+        Way::DefaultJson => Some(("v1.multus-cni.io/default-network", json!([element]).to_string())),
         Way::Short => Some(("k8s.v1.cni.cncf.io/networks", row.network.to_owned())),
         Way::Json | Way::CraftedJson => Some(("k8s.v1.cni.cncf.io/networks", json!([element]).to_string())),
         Way::Multi => Some(("kni.io/multi-network", row.network.to_owned())),

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kni_api::{PodInterface, PodNetworkAttachment};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{HELD, PATIENCE, objects},
+    cluster::{HELD, PATIENCE, objects, truth::STATUS},
     kubelet::Sandbox,
     require,
     traffic::{Servers, Stream, tcp_get},
@@ -216,6 +216,16 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
         let found = api.get(&object).await.with_context(|| object.clone())?;
         assert_eq!(found.spec.pod_network_name, network, "{object}");
     }
+    // The status names the definitions that the pods named.
+    let expected = [
+        ("eth0", "default", true),
+        ("data0", "plain/storage", false),
+        ("net2", "red-team/elsewhere", false),
+    ];
+    assert_eq!(
+        reported(&cluster, &pods[0]).await?,
+        expected.map(|(ifname, name, default)| json!([ifname, name, default]))
+    );
     let addresses = kernel_addresses(&pods[1], "data1")?;
     assert_eq!(addresses.first(), Some(&"10.10.7.7".parse()?), "{addresses:?}");
 
@@ -236,6 +246,18 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
     let early = cluster.running("plain", "early").await?;
     assert_eq!(kernel_addresses(&early, "net1")?.len(), 2);
     Ok(())
+}
+
+/// Interface, name and `default` of each entry of a pod's network status.
+async fn reported(cluster: &Cluster, pod: &Pod) -> Result<Vec<Value>> {
+    let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);
+    let object = api.get(&pod.name).await?;
+    let status = object.annotations().get(STATUS).context("no network status")?;
+    let entries: Vec<Value> = serde_json::from_str(status)?;
+    let listed = entries.iter();
+    Ok(listed
+        .map(|entry| json!([entry["interface"], entry["name"], entry["default"]]))
+        .collect())
 }
 
 /// A call that is repeated while the first one is still undone must not report a pod that is about to be detached.
