@@ -3,8 +3,8 @@
 
 use kni_crd::{AttachmentFacts, Definition, PodFacts};
 use kni_model::{
-    AttachRequest, Bandwidth, IfName, NetworkName, NetworkSelection, PluginHints, PrimarySelection, Sandbox, SandboxId,
-    SelectionError, Selections,
+    AttachRequest, Bandwidth, Home, IfName, NetworkName, NetworkSelection, PluginHints, PrimarySelection, Sandbox,
+    SandboxId, SelectionError, Selections,
     policy::Labels,
     selection::{DEFAULT_NETWORK_ANNOTATION, assign_interface_names},
 };
@@ -36,13 +36,13 @@ pub const fn may_name_definition(request: &AttachRequest) -> bool {
     !request.networks.is_empty() || request.primary.selection.is_some()
 }
 
-/// Replaces other tools' definitions by networks. A pod that names no network gets the one of its namespace, which has
-/// these labels.
+/// Replaces other tools' definitions by networks. A pod that names no network gets the one of its namespace, whose home
+/// is `home`.
 pub fn fill_in(
     request: &mut AttachRequest,
     tables: &Tables,
     networks: &Networks,
-    namespace: &Labels,
+    home: &Home,
 ) -> Result<(), SelectionError> {
     for selection in &mut request.networks {
         resolve(selection, (tables, networks), &request.pod.namespace)
@@ -55,7 +55,8 @@ pub fn fill_in(
         primary.network = Some(selection.network.clone());
     }
     if !primary.none && primary.network.is_none() {
-        primary.network = networks.default_of(namespace).cloned();
+        primary.by_namespace = true;
+        primary.network = home.network().cloned();
     }
     Ok(())
 }
@@ -157,7 +158,7 @@ pub fn additional_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<Attac
 
 /// The networks that a pod which is assigned to the node will join: of those that it names, the ones that admit its
 /// namespace. No other gives the node addresses for it. None where the attach would be refused: the annotations are not
-/// valid.
+/// valid, or the network of the namespace is not known.
 pub fn networks_of(tables: &Tables, networks: &Networks, namespace: &str, pod: &PodFacts) -> Vec<NetworkName> {
     let labels = tables.namespace_labels(namespace).unwrap_or_default();
     let mut joined = named_by(tables, networks, (namespace, &labels), pod).unwrap_or_default();
@@ -189,7 +190,11 @@ fn named_by(
         (Some(kni_api::NO_NETWORK), _) => None,
         (Some(name), _) => Some(name.parse().ok()?),
         (None, Some(selection)) => Some(target(selection)?),
-        (None, None) => networks.default_of(labels).or(networks.default_network()).cloned(),
+        (None, None) => match networks.home(namespace, labels) {
+            Home::Network(name) => Some(name),
+            Home::Default => networks.default_network().cloned(),
+            Home::Unknown(_) => return None,
+        },
     };
     let additional: Option<Vec<NetworkName>> = additional.into_iter().map(target).collect();
     Some(first.into_iter().chain(additional?).collect())
@@ -200,7 +205,7 @@ mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
     use kni_model::PodRef;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::{HeldBlocks, table::Key};
@@ -252,7 +257,7 @@ mod tests {
     ) -> Result<Vec<(String, Option<String>)>, SelectionError> {
         let tables = cluster();
         let networks = Networks::of(&tables, &HeldBlocks::new());
-        let labels = tables.namespace_labels(namespace).unwrap();
+        let home = networks.home(namespace, &tables.namespace_labels(namespace).unwrap());
         let selections = NetworkSelection::parse_annotations(&pod(annotations).annotations)?;
         let mut request = AttachRequest {
             sandbox: "s".parse().unwrap(),
@@ -274,7 +279,7 @@ mod tests {
             hints: PluginHints::default(),
             parent: None,
         };
-        fill_in(&mut request, &tables, &networks, &labels)?;
+        fill_in(&mut request, &tables, &networks, &home)?;
         let primary = request.primary;
         let network = primary
             .network
@@ -340,5 +345,22 @@ mod tests {
         }
         let joined = networks_of(&tables, &networks, "x", &pod(&[(DEFAULT, "to-blue"), (MORE, "red")]));
         assert_eq!(joined, ["blue", "red"].map(|name| name.parse::<NetworkName>().unwrap()));
+    }
+
+    #[test]
+    fn pods_of_a_namespace_whose_network_is_not_known_take_no_addresses_of_the_default_network() {
+        let mut tables = cluster();
+        let invalid: Value = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red" },
+            "spec": { "subnets": ["10.1.0.1/16"], "namespaceSelector": { "matchLabels": { "tenant": "a" } } },
+        });
+        let object = serde_json::from_value(invalid).unwrap();
+        tables.networks.put(Key::new("", "red"), Some(Arc::new(object)));
+        let networks = Networks::of(&tables, &HeldBlocks::new());
+        assert!(networks_of(&tables, &networks, "y", &pod(&[])).is_empty());
+        assert_eq!(
+            networks_of(&tables, &networks, "x", &pod(&[])),
+            ["default".parse::<NetworkName>().unwrap()]
+        );
     }
 }

@@ -20,5 +20,5 @@ pub use networks::{Networks, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
 pub use others::{Following, Others};
 pub use policy_row::{EgressPolicyRow, PolicyRow, PolicySource};
-pub use table::{ABSENCE_GRACE, Key, OfNetwork, Table, Written};
+pub use table::{ABSENCE_GRACE, Key, OfNetwork, Refused, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, Tables};

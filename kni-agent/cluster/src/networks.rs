@@ -7,25 +7,32 @@ use std::{
 
 use ipnet::IpNet;
 use kni_api::NodeEndpoint;
-use kni_crd::{FromObject, PodNetwork, read_namespace_selector};
+use kni_crd::{FromObject, PodNetwork, read_namespace_selector, read_raw_namespace_selector};
 use kni_model::{
-    Fabric, NetworkName, NetworkSpec, NumberProblem, Provider,
+    Fabric, Home, InvalidId, NetworkName, NetworkSpec, NumberProblem, Provider,
+    home::{self, Candidate, Selects},
     network::{OVERHEAD_V4, OVERHEAD_V6},
-    policy::{Labels, Selector},
+    policy::Labels,
     view::{DesiredNetworks, RefusedManifest},
 };
-use kni_policy::matches;
 use kube::ResourceExt as _;
+use serde_json::Value;
 
-use super::{blocks::HeldBlocks, numbers::Numbers, tables::Tables};
+use super::{
+    blocks::HeldBlocks,
+    numbers::Numbers,
+    table::{Key, Refused},
+    tables::Tables,
+};
 
 /// The networks of the cluster as one node sees them.
 #[derive(Debug, Default)]
 pub struct Networks {
     /// The valid networks, and the refused ones.
     pub desired: DesiredNetworks,
-    /// Networks that are the default of namespaces, the oldest first.
-    selecting: Vec<(NetworkName, Selector)>,
+    /// All networks, the oldest first, then those that were never understood. Those that are refused have their
+    /// namespaces all the same.
+    candidates: Vec<Candidate>,
     /// Networks that are not applied, and why.
     pub refused: BTreeMap<String, String>,
 }
@@ -44,26 +51,29 @@ impl Networks {
             let name = object.name_any();
             let read = NetworkSpec::from_object(object)
                 .map_err(|invalid| (invalid.field, invalid.reason))
-                .and_then(|spec| {
-                    let selector =
-                        read_namespace_selector(object).map_err(|invalid| (invalid.field, invalid.reason))?;
-                    Ok((spec, selector))
-                });
-            match read {
-                Ok((spec, _)) if spec.default && default.is_some() => {
-                    let holder = default.clone().unwrap_or_default();
-                    networks.refuse(
-                        &name,
-                        "spec.default",
+                .and_then(|spec| match default.as_ref().filter(|_| spec.default) {
+                    Some(holder) => Err((
+                        "spec.default".to_owned(),
                         format!("network {holder} is already the default"),
-                    );
-                }
-                Ok((spec, selector)) => {
+                    )),
+                    None => Ok(spec),
+                });
+            networks.candidates.push(Candidate {
+                default: object.spec.default,
+                selects: namespaces_of(tables, object),
+                network: match &read {
+                    Ok(spec) => Ok(spec.name.clone()),
+                    Err((field, reason)) => Err(format!("{field}: {reason}")),
+                },
+                name: name.clone(),
+            });
+            match read {
+                Ok(spec) => {
                     if spec.default {
-                        default = Some(name.clone());
+                        default = Some(name);
                     }
                     let spec = networks.with_number(fitting(tables, object, spec), &numbers);
-                    networks.add(object, spec, selector, held);
+                    networks.add(object, spec, held);
                 }
                 Err((field, reason)) => networks.refuse(&name, &field, reason),
             }
@@ -75,9 +85,15 @@ impl Networks {
     /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this
     /// process, then of an earlier one.
     fn add_undecoded(&mut self, tables: &Tables) {
-        for (key, reason) in tables.networks.refused() {
+        for (key, Refused { reason, spec }) in tables.networks.refused() {
             if !tables.networks.rows().contains_key(key) {
                 self.desired.retained.extend(key.name.parse().ok());
+                self.candidates.push(Candidate {
+                    name: key.name.clone(),
+                    default: spec.get("default").and_then(Value::as_bool).unwrap_or_default(),
+                    selects: undecoded_namespaces(spec),
+                    network: key.name.parse().map_err(|invalid: InvalidId| invalid.to_string()),
+                });
             }
             self.refuse(&key.name, "object", format!("is not understood: {reason}"));
         }
@@ -97,10 +113,7 @@ impl Networks {
         NetworkSpec { number, ..spec }
     }
 
-    fn add(&mut self, object: &PodNetwork, spec: NetworkSpec, selector: Option<Selector>, held: &HeldBlocks) {
-        if let Some(selector) = selector {
-            self.selecting.push((spec.name.clone(), selector));
-        }
+    fn add(&mut self, object: &PodNetwork, spec: NetworkSpec, held: &HeldBlocks) {
         let leased = !matches!(spec.provider, Provider::Cni(_));
         // A network that is being deleted accepts no new pods; existing pods keep it until the last one is gone.
         let enabled = spec.enabled && object.metadata.deletion_timestamp.is_none();
@@ -123,10 +136,9 @@ impl Networks {
         });
     }
 
-    /// The network that pods of a namespace with these labels join by default; `None`: the cluster's default.
-    pub fn default_of(&self, namespace: &Labels) -> Option<&NetworkName> {
-        let found = self.selecting.iter().find(|(_, selector)| matches(selector, namespace));
-        found.map(|(name, _)| name)
+    /// The network that pods of a namespace with these labels join by default.
+    pub fn home(&self, namespace: &str, labels: &Labels) -> Home {
+        home::home(&self.candidates, namespace, labels)
     }
 
     /// One network.
@@ -139,6 +151,25 @@ impl Networks {
     pub fn default_network(&self) -> Option<&NetworkName> {
         let mut specs = self.desired.networks.iter().map(|(spec, _)| spec);
         specs.find(|spec| spec.default).map(|spec| &spec.name)
+    }
+}
+
+/// The namespaces whose pods a network has by default. Where the object is not understood any more, those of its
+/// present version count: the one that was understood may have had others.
+fn namespaces_of(tables: &Tables, object: &PodNetwork) -> Selects {
+    match tables.networks.refused().get(&Key::new("", &object.name_any())) {
+        Some(Refused { spec, .. }) => undecoded_namespaces(spec),
+        None => match read_namespace_selector(object) {
+            Ok(selector) => Selects::Namespaces(selector),
+            Err(invalid) => Selects::Unclear(format!("{}: {}", invalid.field, invalid.reason)),
+        },
+    }
+}
+
+fn undecoded_namespaces(spec: &Value) -> Selects {
+    match read_raw_namespace_selector(spec) {
+        Ok(selector) => Selects::Namespaces(selector),
+        Err(reason) => Selects::Unclear(reason),
     }
 }
 
@@ -188,7 +219,6 @@ pub fn taken_blocks(tables: &Tables, network: &NetworkName) -> Vec<IpNet> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Key;
 
     fn network(name: &str, age: i64, spec: &serde_json::Value) -> (Key, Option<Arc<PodNetwork>>) {
         let object = serde_json::json!({
@@ -251,10 +281,80 @@ mod tests {
             ("c", 3, selecting("blue")),
         ]);
         let networks = Networks::of(&tables, &HeldBlocks::new());
-        let of = |tenant: &str| networks.default_of(&[("tenant".to_owned(), tenant.to_owned())].into());
-        assert_eq!(of("red").map(NetworkName::as_str), Some("b"));
-        assert_eq!(of("blue").map(NetworkName::as_str), Some("c"));
-        assert_eq!(of("green"), None);
+        assert_eq!(home_of(&networks, "red"), Home::Network("b".parse().unwrap()));
+        assert_eq!(home_of(&networks, "blue"), Home::Network("c".parse().unwrap()));
+        assert_eq!(home_of(&networks, "green"), Home::Default);
+    }
+
+    fn home_of(networks: &Networks, tenant: &str) -> Home {
+        networks.home("shop", &[("tenant".to_owned(), tenant.to_owned())].into())
+    }
+
+    fn assert_closed(networks: &Networks, tenant: &str, reason: &str) {
+        let Home::Unknown(found) = home_of(networks, tenant) else {
+            panic!("{tenant} is open: {:?}", home_of(networks, tenant));
+        };
+        assert!(found.contains("namespace shop") && found.contains(reason), "{found}");
+    }
+
+    #[test]
+    fn a_network_that_is_not_valid_closes_the_namespaces_that_it_selects() {
+        let default = serde_json::json!({"subnets": ["10.244.0.0/16"], "default": true});
+        let mut invalid = selecting("red");
+        invalid["subnets"] = serde_json::json!(["10.0.0.1/16"]);
+        let mut second = selecting("blue");
+        second["default"] = true.into();
+        let mut unclear = selecting("green");
+        unclear["namespaceSelector"] = serde_json::json!({"matchExpressions": [{"key": "a", "operator": "Like"}]});
+        let mut all = vec![("default", 5, default), ("red", 4, invalid), ("blue", 3, second)];
+        let networks = Networks::of(&tables(&all), &HeldBlocks::new());
+        assert_closed(
+            &networks,
+            "red",
+            "network red selects it, but is not valid: spec.subnets[0]",
+        );
+        assert_closed(
+            &networks,
+            "blue",
+            "network blue selects it, but is not valid: spec.default",
+        );
+        assert_eq!(home_of(&networks, "none"), Home::Default);
+        all.extend([("unclear", 2, unclear), ("own", 1, selecting("own"))]);
+        let networks = Networks::of(&tables(&all), &HeldBlocks::new());
+        assert_closed(&networks, "none", "network unclear may select it");
+        assert_eq!(home_of(&networks, "own"), Home::Network("own".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_network_that_is_not_understood_has_the_namespaces_of_its_latest_version() {
+        let mut tables = tables(&[("red", 1, selecting("red"))]);
+        for (version, name) in [(2, "red"), (3, "new")] {
+            let mut spec = selecting(if name == "red" { "purple" } else { "green" });
+            spec["zzz"] = true.into();
+            let refused = Refused {
+                reason: "unknown field zzz".to_owned(),
+                spec,
+            };
+            tables.networks.refuse(Key::new("", name), version, refused, || None);
+        }
+        let networks = Networks::of(&tables, &HeldBlocks::new());
+        assert_eq!(home_of(&networks, "purple"), Home::Network("red".parse().unwrap()));
+        assert_eq!(home_of(&networks, "red"), Home::Default);
+        assert_eq!(home_of(&networks, "green"), Home::Network("new".parse().unwrap()));
+        assert!(
+            networks
+                .desired
+                .retained
+                .contains(&"new".parse::<NetworkName>().unwrap())
+        );
+        let later = serde_json::json!({"namespaceSelector": {"matchNames": ["shop"]}});
+        let refused = Refused {
+            reason: "unknown field matchNames".to_owned(),
+            spec: later,
+        };
+        tables.networks.refuse(Key::new("", "new"), 4, refused, || None);
+        let networks = Networks::of(&tables, &HeldBlocks::new());
+        assert_closed(&networks, "green", "network new may select it");
     }
 
     #[test]

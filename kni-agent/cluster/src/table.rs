@@ -2,6 +2,7 @@
 
 mod index;
 mod key;
+mod refused;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,6 +13,7 @@ use index::Index;
 pub use index::OfNetwork;
 pub use key::Key;
 use kni_model::NetworkName;
+pub use refused::Refused;
 
 /// How many changes of a kind are remembered by name. A reader that is behind by more compares everything.
 const REMEMBERED: usize = 4096;
@@ -51,7 +53,7 @@ pub struct Table<V> {
     /// Number of the agent's own writes so far.
     writes: u64,
     /// Objects that cannot be decoded, and why.
-    refused: BTreeMap<Key, String>,
+    refused: BTreeMap<Key, Refused>,
     /// Why the kind cannot be watched.
     problem: Option<String>,
     /// When the API server was first seen not to serve the kind.
@@ -163,7 +165,7 @@ impl<V: PartialEq> Table<V> {
 
     /// Objects that the agent cannot decode, and why. An object that is also a row has its last understood version
     /// there.
-    pub fn refused(&self) -> &BTreeMap<Key, String> {
+    pub fn refused(&self) -> &BTreeMap<Key, Refused> {
         &self.refused
     }
 
@@ -239,7 +241,13 @@ impl<V: PartialEq> Table<V> {
 
     /// Notes that an object which the watch reports cannot be decoded. The row that `substitute` makes of the present
     /// one takes its place; without one, the last understood version stays.
-    pub fn refuse(&mut self, key: Key, version: u64, reason: String, substitute: impl FnOnce(Option<&V>) -> Option<V>) {
+    pub fn refuse(
+        &mut self,
+        key: Key,
+        version: u64,
+        refused: impl Into<Refused>,
+        substitute: impl FnOnce(Option<&V>) -> Option<V>,
+    ) {
         if !self.is_current(&key, version) {
             return;
         }
@@ -252,8 +260,9 @@ impl<V: PartialEq> Table<V> {
         if let Some(row) = row {
             self.insert_row(key.clone(), row);
         }
-        let before = self.refused.insert(key.clone(), reason.clone());
-        if is_new || before != Some(reason) {
+        let refused = refused.into();
+        if is_new || self.refused.get(&key) != Some(&refused) {
+            self.refused.insert(key.clone(), refused);
             self.changed(key);
         }
     }

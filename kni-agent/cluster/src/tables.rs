@@ -18,7 +18,7 @@ use kni_model::{
 
 use super::{
     policy_row::{EgressPolicyRow, PolicyRow},
-    table::{Key, OfNetwork, Table},
+    table::{Key, OfNetwork, Refused, Table},
 };
 
 /// An attachment, with its object for the status writer.
@@ -163,7 +163,7 @@ trait Kept {
     fn newest(&self) -> u64;
     fn set_restored(&mut self);
     fn len(&self) -> usize;
-    fn refused(&self) -> &BTreeMap<Key, String>;
+    fn refused(&self) -> &BTreeMap<Key, Refused>;
     fn problem(&self) -> Option<&str>;
     fn is_absent(&self) -> bool;
 }
@@ -189,7 +189,7 @@ impl<V: PartialEq> Kept for Table<V> {
         self.rows().len()
     }
 
-    fn refused(&self) -> &BTreeMap<Key, String> {
+    fn refused(&self) -> &BTreeMap<Key, Refused> {
         Self::refused(self)
     }
 
@@ -288,7 +288,7 @@ impl Tables {
         let mut problems = Vec::new();
         for (name, table) in self.needed().into_iter().chain(self.others()) {
             problems.extend(table.problem().map(|problem| format!("{name}: {problem}")));
-            for (key, reason) in table.refused().iter().take(MOST_LISTED) {
+            for (key, Refused { reason, .. }) in table.refused().iter().take(MOST_LISTED) {
                 problems.push(format!("{name} {key} is not understood: {reason}"));
             }
             let more = table.refused().len().saturating_sub(MOST_LISTED);

@@ -3,12 +3,13 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::LabelSelector};
 use kni_model::{
     IfName, MacAddr, NetworkName,
     policy::{ContainerPort, Labels, Selector},
 };
 use kube::ResourceExt as _;
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{PodNetwork, PodNetworkAttachment, invalid::at, labels::read_selector, names::of_object};
@@ -124,6 +125,34 @@ pub fn read_namespace_selector(object: &PodNetwork) -> Result<Option<Selector>, 
         .map_err(of_object("PodNetwork", &object.metadata))
 }
 
+/// [`read_namespace_selector`] of a specification that cannot be decoded as a whole; the error is the reason.
+pub fn read_raw_namespace_selector(spec: &Value) -> Result<Option<Selector>, String> {
+    let Some(raw) = spec.get("namespaceSelector").filter(|raw| !raw.is_null()) else {
+        return Ok(None);
+    };
+    // The type ignores fields of a later release, without which the selector would select other namespaces.
+    refuse_unknown(raw, &["matchLabels", "matchExpressions"])?;
+    let expressions = raw
+        .get("matchExpressions")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    for expression in expressions {
+        refuse_unknown(expression, &["key", "operator", "values"])?;
+    }
+    let selector = LabelSelector::deserialize(raw).map_err(|error| error.to_string())?;
+    let read = read_selector("spec.namespaceSelector", &selector);
+    read.map(Some).map_err(|(field, reason)| format!("{field}: {reason}"))
+}
+
+fn refuse_unknown(object: &Value, known: &[&str]) -> Result<(), String> {
+    let mut fields = object.as_object().into_iter().flat_map(serde_json::Map::keys);
+    match fields.find(|field| !known.contains(&field.as_str())) {
+        Some(field) => Err(format!("unknown field {field}")),
+        None => Ok(()),
+    }
+}
+
 /// Validates an attachment.
 pub fn read_attachment(object: &PodNetworkAttachment) -> Result<AttachmentFacts, InvalidObject> {
     let spec = &object.spec;
@@ -228,6 +257,35 @@ mod tests {
         }
         let unnamed = read_attachment_definition("blue.v1", None);
         assert!(matches!(unnamed, Some(Definition::Invalid(_))), "{unnamed:?}");
+    }
+
+    #[test]
+    fn a_selector_is_read_out_of_a_specification_that_is_not_understood() {
+        let of = |selector: Value| {
+            read_raw_namespace_selector(&serde_json::json!({"zzz": 1, "namespaceSelector": selector}))
+        };
+        let found = of(serde_json::json!({"matchLabels": {"tenant": "red"}}))
+            .unwrap()
+            .unwrap();
+        assert!(found.matches(&[("tenant".to_owned(), "red".to_owned())].into()) && !found.matches(&Labels::new()));
+        assert_eq!(of(Value::Null), Ok(None));
+        assert_eq!(read_raw_namespace_selector(&Value::Null), Ok(None));
+        for (selector, reason) in [
+            (serde_json::json!({"matchNames": ["a"]}), "unknown field matchNames"),
+            (
+                serde_json::json!({"matchExpressions": [{"key": "a", "operator": "Exists", "zzz": 1}]}),
+                "zzz",
+            ),
+            (
+                serde_json::json!({"matchExpressions": [{"key": "a", "operator": "Like"}]}),
+                "Like",
+            ),
+            (serde_json::json!({"matchLabels": ["a"]}), "expected a map"),
+            (serde_json::json!("all"), "invalid type"),
+        ] {
+            let error = of(selector.clone()).unwrap_err();
+            assert!(error.contains(reason), "{selector}: {error}");
+        }
     }
 
     #[test]

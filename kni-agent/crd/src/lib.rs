@@ -26,7 +26,7 @@ mod validate;
 pub use closed::closed_policy;
 pub use cluster::{
     AttachmentFacts, Definition, PodFacts, read_attachment, read_attachment_definition, read_namespace_selector,
-    read_pod,
+    read_pod, read_raw_namespace_selector,
 };
 pub use endpoint_slice::read_endpoint_slice;
 pub use from_object::FromObject;

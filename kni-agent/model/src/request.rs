@@ -61,6 +61,8 @@ pub struct PrimarySelection {
     pub network: Option<NetworkName>,
     /// The selection of the annotation that named `network`. In a cluster a definition of its name comes first.
     pub selection: Option<NetworkSelection>,
+    /// Whether the pod named none, and the network is that of its namespace.
+    pub by_namespace: bool,
     /// Whether the pod has no primary interface at all.
     pub none: bool,
     /// Requested addresses in the network, without prefix, in the given order.

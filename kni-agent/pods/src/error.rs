@@ -46,7 +46,7 @@ pub enum ErrorKind {
     #[error("network {0} does not exist")]
     UnknownNetwork(NetworkName),
     /// The network takes no new attachments.
-    #[error("network {0} is disabled (spec.enabled: false)")]
+    #[error("network {0} takes no new pods: it is disabled (spec.enabled: false) or being deleted")]
     NetworkDisabled(NetworkName),
     /// A network does not let the pod in, or not with what it chooses.
     #[error("{0}")]

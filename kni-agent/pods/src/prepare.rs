@@ -10,7 +10,7 @@ use std::{
 
 use kni_cluster::{Addresses, ClusterCache, Following, Tables, joining, needs_blocks};
 use kni_crd::PodFacts;
-use kni_model::{AttachRequest, CniAttachment, Fabric, NetworkName, policy::Labels};
+use kni_model::{AttachRequest, CniAttachment, Fabric, Home, NetworkName, Phase, selection::PRIMARY_IFNAME};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -62,7 +62,7 @@ impl<'a> Preparation<'a> {
 
     /// Completes a request with what the cluster has of the pod and its namespace.
     pub(crate) async fn complete(&self, mut request: AttachRequest) -> Result<Prepared<'a>, AttachError> {
-        let (namespace, facts) = self.facts(&request).await?;
+        let (home, facts) = self.facts(&request).await?;
         let additional = {
             let tables = self.cluster.tables();
             if !tables.definitions.is_synced() && joining::may_name_definition(&request) {
@@ -79,7 +79,7 @@ impl<'a> Preparation<'a> {
             if request.cni.as_ref().is_some_and(CniAttachment::is_additional) {
                 Vec::new()
             } else {
-                let filled = joining::fill_in(&mut request, &tables, &networks, &namespace);
+                let filled = joining::fill_in(&mut request, &tables, &networks, &home);
                 let refused = |error| Subject::from(&request).error(ErrorKind::InvalidSelection(Box::new(error)));
                 filled.map_err(refused)?;
                 with_attachments(&mut request, &tables)?
@@ -121,12 +121,13 @@ impl<'a> Preparation<'a> {
         }
     }
 
-    /// The namespace's labels, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod must
-    /// be known.
-    async fn facts(&self, request: &AttachRequest) -> Result<(Labels, Option<Arc<PodFacts>>), AttachError> {
+    /// The home of the namespace, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod
+    /// must be known.
+    async fn facts(&self, request: &AttachRequest) -> Result<(Home, Option<Arc<PodFacts>>), AttachError> {
         let mut changes = self.cluster.changes();
         let mut missing;
         loop {
+            let attached = self.attached_network(request);
             {
                 let tables = self.cluster.tables();
                 let behind = tables.missing();
@@ -137,17 +138,33 @@ impl<'a> Preparation<'a> {
                 }
                 let pod = tables.pods.get(&request.pod.namespace, &request.pod.name);
                 let pod = pod.filter(|pod| request.pod.uid.is_empty() || pod.uid == request.pod.uid);
-                let namespace = tables.namespaces.get("", &request.pod.namespace);
-                missing = match (namespace, pod) {
-                    (None, _) => format!("namespace {} is not known yet", request.pod.namespace),
+                let namespace = &request.pod.namespace;
+                let networks = self.cluster.networks(&tables);
+                let home = tables
+                    .namespace_labels(namespace)
+                    .map(|labels| networks.home(namespace, &labels));
+                missing = match (home, pod) {
+                    (None, _) => format!("namespace {namespace} is not known yet"),
                     (Some(_), None) if request.cni.is_some() => "the pod is not known yet".to_owned(),
-                    (Some(labels), pod) => return Ok((labels.clone(), pod.map(Arc::clone))),
+                    (Some(Home::Unknown(reason)), pod) if has_home(request) => match attached {
+                        Some(network) => return Ok((Home::Network(network), pod.map(Arc::clone))),
+                        None => reason,
+                    },
+                    (Some(home), pod) => return Ok((home, pod.map(Arc::clone))),
                 };
             }
             if !matches!(timeout_at(self.deadline, changes.changed()).await, Ok(Ok(()))) {
                 return Err(Subject::from(request).not_ready(missing));
             }
         }
+    }
+
+    /// The network of the primary interface of a sandbox that is attached already: the repeated call gets its answer.
+    fn attached_network(&self, request: &AttachRequest) -> Option<NetworkName> {
+        let attached = self.registry.lock().sandbox(&request.sandbox)?;
+        let mut made = attached.attachments.iter().filter(|_| attached.phase == Phase::Ready);
+        let primary = made.find(|made| made.ifname.as_str() == PRIMARY_IFNAME)?;
+        Some(primary.network.clone())
     }
 
     /// A network without enough free addresses on the node gets blocks, if any is left. The controller of blocks
@@ -207,6 +224,12 @@ impl<'a> Preparation<'a> {
         }
         needing
     }
+}
+
+/// Whether the network of the namespace matters: as the network of the primary interface, or because it may forbid
+/// another one.
+fn has_home(request: &AttachRequest) -> bool {
+    !request.primary.none && !request.cni.as_ref().is_some_and(CniAttachment::is_additional)
 }
 
 /// How many interfaces a request has in each network; `None` is the default network.

@@ -11,7 +11,7 @@ use std::{
 
 use futures::StreamExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kni_cluster::{ClusterCache, Key, Table, Tables};
+use kni_cluster::{ClusterCache, Key, Refused, Table, Tables};
 use kni_model::NetworkName;
 use kube::{
     Api, Resource,
@@ -251,7 +251,8 @@ where
 
     fn refuse(&self, table: &mut Table<V>, undecoded: &Undecoded) {
         let key = key_of(&undecoded.metadata);
-        if table.refused().get(&key) != Some(&undecoded.reason) {
+        let before = table.refused().get(&key).map(|refused| &refused.reason);
+        if before != Some(&undecoded.reason) {
             tracing::error!(
                 kind = self.name,
                 object = %key,
@@ -260,7 +261,11 @@ where
             );
         }
         let version = version_of(&undecoded.metadata);
-        table.refuse(key, version, undecoded.reason.clone(), |former| {
+        let refused = Refused {
+            reason: undecoded.reason.clone(),
+            spec: undecoded.object.get("spec").cloned().unwrap_or_default(),
+        };
+        table.refuse(key, version, refused, |former| {
             (self.substitute)(undecoded).map(|row| self.row_after(row, former))
         });
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kni_api::{PodInterface, node_network::NodeNetworkEntry};
 use kni_cluster::{Key, Networks, Tables};
 use kni_crd::PodNetwork;
+use kni_model::Home;
 
 /// The rows that concern each network.
 #[derive(Default)]
@@ -40,7 +41,7 @@ impl<'a> Overview<'a> {
             blocks.push(&block.spec.cidr);
         }
         for (key, labels) in tables.namespaces.rows() {
-            if let Some(network) = networks.default_of(labels) {
+            if let Home::Network(network) = networks.home(&key.name, labels) {
                 let namespaces = overview.namespaces.entry(network.to_string()).or_default();
                 namespaces.push(key.name.clone());
             }

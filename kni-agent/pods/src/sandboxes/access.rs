@@ -5,10 +5,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kni_cluster::ClusterCache;
+use kni_cluster::{ClusterCache, Networks};
 use kni_model::{
-    AccessRefusal, AttachRequest, CniAttachment, IfName, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId,
+    AccessRefusal, AttachRequest, CniAttachment, Home, IfName, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId,
     error_chain,
+    home::HOME_LABEL,
     joining::{Joiner, Wish, primary_of, unknown_namespace},
     policy::Labels,
     selection::PRIMARY_IFNAME,
@@ -36,12 +37,14 @@ pub(crate) struct Namespaces {
 
 /// A pod's part of the rule.
 #[derive(Debug)]
-struct Facts {
+pub(super) struct Facts {
     namespace: String,
     labels: Labels,
     account: String,
     /// The networks that ask for the verb `join` and whose verb the account has.
     joinable: Vec<NetworkName>,
+    /// The home of the namespace in the cluster, and the networks by which it was decided.
+    home: Option<(Home, Arc<Networks>)>,
 }
 
 impl Facts {
@@ -52,6 +55,55 @@ impl Facts {
             account: &self.account,
             has_verb: self.joinable.contains(network),
         }
+    }
+
+    /// The network in which pods of the namespace have their primary interface by default.
+    fn primary<'a>(&'a self, state: &'a State) -> Option<&'a NetworkSpec> {
+        let Some((home, networks)) = &self.home else {
+            return primary_of(by_age(state), &self.labels);
+        };
+        let name = match home {
+            Home::Network(name) => name,
+            Home::Default => networks.default_network()?,
+            Home::Unknown(_) => return None,
+        };
+        // One that only an earlier agent has understood is known by its record.
+        let recorded = || state.networks.get(name).map(|known| &known.network.spec);
+        networks.spec(name).or_else(recorded)
+    }
+
+    /// Refuses a primary interface in `network` while the network of the namespace is not known, and for a pod that has
+    /// named none if it is another one by now: the caches may have changed since the request was completed.
+    fn check_home(&self, network: &NetworkSpec, by_namespace: bool, orphans: &[&NetworkSpec]) -> Result<(), String> {
+        let Some((home, _)) = &self.home else { return Ok(()) };
+        let namespace = &self.namespace;
+        let selects = |spec: &&&NetworkSpec| {
+            let selector = spec.access.primary_of.as_ref();
+            selector.is_some_and(|selector| selector.matches(&self.labels))
+        };
+        let orphan = orphans
+            .iter()
+            .find(selects)
+            .filter(|_| !self.labels.contains_key(HOME_LABEL));
+        let is_home = match (home, orphan) {
+            (Home::Unknown(reason), _) => return Err(reason.clone()),
+            (Home::Default, Some(orphan)) => {
+                return Err(format!(
+                    "the network of namespace {namespace} is not known: network {} selects it, but its object is gone \
+                     while pods of this node are in it",
+                    orphan.name
+                ));
+            }
+            (Home::Default, None) => network.default,
+            (Home::Network(name), _) => *name == network.name,
+        };
+        if is_home || !by_namespace {
+            return Ok(());
+        }
+        Err(format!(
+            "the network of namespace {namespace} is no longer {}",
+            network.name
+        ))
     }
 }
 
@@ -80,6 +132,7 @@ impl Namespaces {
                 namespace,
                 account: String::new(),
                 joinable: Vec::new(),
+                home: None,
             });
         };
         let tables = cluster.tables();
@@ -92,11 +145,14 @@ impl Namespaces {
         } else {
             tables.joinable(&namespace, &account)
         };
+        let networks = cluster.networks(&tables);
+        let home = networks.home(&namespace, &labels);
         Some(Facts {
             namespace,
             labels,
             account,
             joinable,
+            home: Some((home, networks)),
         })
     }
 }
@@ -104,8 +160,16 @@ impl Namespaces {
 impl Sandboxes {
     /// Refuses the request unless each of its networks lets the pod in, with what it chooses. Pods that are attached
     /// are not asked again: a repeated call gets its answer before.
-    pub(super) fn authorize(&self, request: &AttachRequest, planned: &[PlannedInterface]) -> Result<(), AttachError> {
-        let asked = self.ask_networks(request, planned);
+    ///
+    /// `facts` are read before the state is locked.
+    pub(super) fn authorize(
+        &self,
+        state: &State,
+        facts: &Facts,
+        request: &AttachRequest,
+        planned: &[PlannedInterface],
+    ) -> Result<(), AttachError> {
+        let asked = ask_networks(state, facts, request, planned);
         let pod = (request.pod.namespace.clone(), request.pod.name.clone());
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         refusals.remove(&pod);
@@ -126,27 +190,12 @@ impl Sandboxes {
         refusals.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    fn ask_networks(&self, request: &AttachRequest, planned: &[PlannedInterface]) -> Result<(), AttachError> {
-        let subject = Subject::from(request);
-        let Some(facts) = self.access.facts(&request.pod) else {
+    /// The facts about the pod of a request.
+    pub(super) fn joining_facts(&self, request: &AttachRequest) -> Result<Facts, AttachError> {
+        self.access.facts(&request.pod).ok_or_else(|| {
             let reason = format!("namespace {} is not known yet", request.pod.namespace);
-            return Err(subject.not_ready(reason));
-        };
-        let state = self.registry.lock();
-        let home = primary_of(by_age(&state), &facts.labels);
-        let is_child = request.parent.is_some() || request.cni.as_ref().is_some_and(CniAttachment::is_additional);
-        for (position, plan) in planned.iter().enumerate() {
-            let wish = Wish {
-                primary: position == 0 && !request.primary.none && !is_child,
-                ips: &plan.ips,
-                mac: plan.mac.is_some(),
-                default_route: plan.default_route,
-            };
-            let spec = &plan.network.spec;
-            let asked = spec.authorize(facts.joiner(&spec.name), wish, home);
-            asked.map_err(|refusal| subject.error(ErrorKind::NotAuthorized(Box::new(refusal))))?;
-        }
-        Ok(())
+            Subject::from(request).not_ready(reason)
+        })
     }
 
     /// The rights of running pods, by interface: `None` where the pod has it, else what it has lost. Pods of namespaces
@@ -199,6 +248,35 @@ impl Sandboxes {
     }
 }
 
+fn ask_networks(
+    state: &State,
+    facts: &Facts,
+    request: &AttachRequest,
+    planned: &[PlannedInterface],
+) -> Result<(), AttachError> {
+    let subject = Subject::from(request);
+    let home = facts.primary(state);
+    let is_child = request.parent.is_some() || request.cni.as_ref().is_some_and(CniAttachment::is_additional);
+    let orphaned = state.networks.values().filter(|known| known.orphaned);
+    let orphans: Vec<&NetworkSpec> = orphaned.map(|known| &known.network.spec).collect();
+    for (position, plan) in planned.iter().enumerate() {
+        let wish = Wish {
+            primary: position == 0 && !request.primary.none && !is_child,
+            ips: &plan.ips,
+            mac: plan.mac.is_some(),
+            default_route: plan.default_route,
+        };
+        let spec = &plan.network.spec;
+        if wish.primary {
+            let checked = facts.check_home(spec, request.primary.by_namespace, &orphans);
+            checked.map_err(|reason| subject.not_ready(reason))?;
+        }
+        let asked = spec.authorize(facts.joiner(&spec.name), wish, home);
+        asked.map_err(|refusal| subject.error(ErrorKind::NotAuthorized(Box::new(refusal))))?;
+    }
+    Ok(())
+}
+
 /// A right that a running pod has no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostRight {
@@ -215,4 +293,66 @@ fn by_age(state: &State) -> Vec<&NetworkSpec> {
     let mut networks: Vec<_> = state.networks.values().filter(|known| !known.orphaned).collect();
     networks.sort_by_key(|known| known.rank);
     networks.into_iter().map(|known| &known.network.spec).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_model::policy::Selector;
+
+    use super::*;
+    use crate::plan::tests::known;
+
+    fn facts(home: Home, labels: &[(&str, &str)]) -> Facts {
+        Facts {
+            namespace: "shop".to_owned(),
+            labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            account: String::new(),
+            joinable: Vec::new(),
+            home: Some((home, Arc::default())),
+        }
+    }
+
+    fn spec(name: &str) -> NetworkSpec {
+        known(name, 1, name == "default", true).1.network.spec
+    }
+
+    #[test]
+    fn no_primary_interface_is_made_while_the_network_of_the_namespace_is_not_known() {
+        let unknown = facts(Home::Unknown("network blue is not valid".to_owned()), &[]);
+        for by_namespace in [true, false] {
+            let refused = unknown.check_home(&spec("default"), by_namespace, &[]);
+            assert_eq!(refused.unwrap_err(), "network blue is not valid");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_names_no_network_is_in_the_one_that_its_namespace_has_now() {
+        let blue = facts(Home::Network("blue".parse().unwrap()), &[]);
+        assert!(blue.check_home(&spec("blue"), true, &[]).is_ok());
+        let late = blue.check_home(&spec("default"), true, &[]).unwrap_err();
+        assert_eq!(late, "the network of namespace shop is no longer default");
+        assert!(
+            blue.check_home(&spec("default"), false, &[]).is_ok(),
+            "the pod names it"
+        );
+        let default = facts(Home::Default, &[]);
+        assert!(default.check_home(&spec("default"), true, &[]).is_ok());
+        assert!(default.check_home(&spec("blue"), true, &[]).is_err());
+    }
+
+    #[test]
+    fn a_network_whose_object_is_gone_has_its_namespaces_while_pods_are_in_it() {
+        let mut orphan = spec("blue");
+        orphan.access.primary_of = Some(Selector::default());
+        let plain = facts(Home::Default, &[]);
+        let refused = plain.check_home(&spec("default"), true, &[&orphan]).unwrap_err();
+        assert!(
+            refused.contains("namespace shop") && refused.contains("network blue selects it"),
+            "{refused}"
+        );
+        let stated = facts(Home::Default, &[(HOME_LABEL, "default")]);
+        assert!(stated.check_home(&spec("default"), true, &[&orphan]).is_ok());
+        orphan.access.primary_of = None;
+        assert!(plain.check_home(&spec("default"), true, &[&orphan]).is_ok());
+    }
 }

@@ -84,7 +84,8 @@ impl Sandboxes {
         if let Some(attached) = self.existing(attempt, &planned).await? {
             return Ok(Begun::Attached(attached));
         }
-        self.authorize(request, &planned)?;
+        let facts = self.joining_facts(request)?;
+        self.authorize(&self.registry.lock(), &facts, request, &planned)?;
         let mut full_until = None;
         loop {
             // Again in each round: the namespace may have changed meanwhile.

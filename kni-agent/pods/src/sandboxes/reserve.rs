@@ -27,9 +27,11 @@ impl Sandboxes {
             netns,
             subject,
         } = attempt;
+        let facts = self.joining_facts(request)?;
         let mut state = self.registry.lock();
-        // Planned again, under the lock that also protects the networks.
+        // Planned and authorized again, under the lock that also protects the networks: what is recorded was allowed.
         let planned = plan::plan(request, &state.networks)?;
+        self.authorize(&state, &facts, request, &planned)?;
         let network = planned.first().map(|plan| &plan.network.spec.name);
         host_ports::refuse_tunnel(self.overlay_port, network, &request.port_mappings, subject)?;
         host_ports::refuse_taken(&state, request, subject)?;

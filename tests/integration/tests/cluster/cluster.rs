@@ -17,6 +17,7 @@ mod fabric;
 mod fabric_choice;
 mod faults;
 mod figures;
+mod homes;
 mod hostile;
 mod members;
 mod node_names;

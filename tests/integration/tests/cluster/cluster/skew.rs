@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::NodeNetwork;
 use kni_integration::{
     Cluster,
-    cluster::{MemberOptions, PATIENCE, definitions, objects},
+    cluster::{MemberOptions, PATIENCE, Refusal, definitions, objects},
     require, wait,
 };
 use kube::{Api, ResourceExt as _, api::DynamicObject};
@@ -34,8 +34,10 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
     // would understand green.
     let proxy = cluster.nodes[0].proxy.as_ref().context("no proxy")?;
     proxy.faults.cut();
-    let green = objects::network("green", &["10.30.0.0/16"], &json!({ "zzz": "new" }));
-    cluster.apply(&[green]).await?;
+    let of_green = json!({ "zzz": "new", "namespaceSelector": { "matchLabels": { "tenant": "green" } } });
+    let green = objects::network("green", &["10.30.0.0/16"], &of_green);
+    let team = objects::namespace("green-team", &json!({ "tenant": "green" }));
+    cluster.apply(&[team, green]).await?;
     let leave = json!({
         "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy",
         "metadata": { "namespace": "red-team", "name": "leave" },
@@ -58,6 +60,8 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
         ])
         .await?;
     attach_is_refused(&cluster, "green", "unreadable").await?;
+    // Nor do its namespaces fall back to the default network.
+    of_green_is_refused(&cluster, "early").await?;
     assert_reached(&pods[1], &pods[0]);
 
     // Also when this agent never understood it.
@@ -71,6 +75,7 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
         ])
         .await?;
     wait_for_report(&cluster, &["podnetworks red", "podnetworks green"]).await?;
+    of_green_is_refused(&cluster, "restarted").await?;
     assert_reached(&pods[1], &pods[0]);
     wait_for_silence(&pods[2], &pods[0]).await?;
     println!("a restarted agent: red and blue take pods, green does not");
@@ -148,14 +153,24 @@ async fn refused_policies(cluster: &Cluster) -> Result<Vec<String>> {
 /// Creates a pod that names a network, waits until the agent refuses it, and removes it again.
 async fn attach_is_refused(cluster: &Cluster, network: &str, name: &str) -> Result<()> {
     let annotations = json!({ "annotations": { "kni.dev/network": network } });
-    let pods = cluster
-        .create_pods(&[objects::pod_with("plain", name, "node1", &annotations)])
-        .await?;
-    let pod = format!("plain/{}", pods[0].name_any());
-    let refusal = wait::until_some("the agent refuses the pod", PATIENCE, async || {
+    let refusal = refusal_of(cluster, &objects::pod_with("plain", name, "node1", &annotations)).await?;
+    println!("{refusal}");
+    cluster.remove("plain", &[name]).await
+}
+
+/// The same for a pod of the namespace of green that names none.
+async fn of_green_is_refused(cluster: &Cluster, name: &str) -> Result<()> {
+    let refusal = refusal_of(cluster, &objects::pod("green-team", name, "node1")).await?;
+    ensure!(refusal.message.contains("network green"), "{refusal}");
+    cluster.remove("green-team", &[name]).await
+}
+
+async fn refusal_of(cluster: &Cluster, pod: &Value) -> Result<Refusal> {
+    let pods = cluster.create_pods(std::slice::from_ref(pod)).await?;
+    let pod = format!("{}/{}", pods[0].namespace().unwrap_or_default(), pods[0].name_any());
+    wait::until_some("the agent refuses the pod", PATIENCE, async || {
         let mut refusals = cluster.nodes[0].kubelet.refusals().into_iter();
         Ok(refusals.find(|refusal| refusal.pod == pod))
-    });
-    println!("{}", refusal.await?);
-    cluster.remove("plain", &[name]).await
+    })
+    .await
 }
