@@ -55,7 +55,7 @@ impl AddressSpace {
             .filter_map(|(text, node)| Some((text.parse().ok()?, node.clone())))
             .collect();
         let services = tables.service_addresses.rows().values();
-        self.services = services.flat_map(|service| service.internal.iter().copied()).collect();
+        self.services = services.flatten().copied().collect();
         let networks = tables.networks.rows().iter();
         self.networks = networks
             .filter_map(|(key, network)| Some((key.name.clone(), shared_subnets(network)?)))
@@ -124,7 +124,6 @@ mod tests {
 
     use kni_api::ConditionStatus;
     use kni_cluster::{Key, NodeRow};
-    use kni_crd::ServiceAddresses;
     use serde_json::{Value, json};
 
     use super::*;
@@ -143,10 +142,7 @@ mod tests {
             addresses: vec!["192.0.2.9".to_owned(), "2001:db8::9".to_owned(), "n1".to_owned()],
             ..NodeRow::default()
         };
-        let service = ServiceAddresses {
-            internal: ["10.96.0.1".parse().unwrap()].into(),
-            external: ["203.0.113.1".parse().unwrap()].into(),
-        };
+        let service = vec!["10.96.0.1".parse().unwrap()];
         tables.nodes.begin();
         tables.nodes.put(Key::new("", "n1"), Some(row));
         tables.nodes.complete();
