@@ -335,7 +335,7 @@ mod tests {
                 reason: "unknown field zzz".to_owned(),
                 spec,
             };
-            tables.networks.refuse(Key::new("", name), version, refused, || None);
+            tables.networks.refuse(Key::new("", name), version, refused, |_| None);
         }
         let networks = Networks::of(&tables, &HeldBlocks::new());
         assert_eq!(home_of(&networks, "purple"), Home::Network("red".parse().unwrap()));
@@ -352,7 +352,7 @@ mod tests {
             reason: "unknown field matchNames".to_owned(),
             spec: later,
         };
-        tables.networks.refuse(Key::new("", "new"), 4, refused, || None);
+        tables.networks.refuse(Key::new("", "new"), 4, refused, |_| None);
         let networks = Networks::of(&tables, &HeldBlocks::new());
         assert_closed(&networks, "green", "network new may select it");
     }
