@@ -168,9 +168,9 @@ impl Election {
         }
     }
 
-    /// Extends the term, or begins another one: writes of the old one stay refused. A term that is renewed late goes on
-    /// if nobody else has acted and no watch has failed meanwhile: its tables are as new as if it had been in time, and
-    /// an API server that is slow is not asked for everything again.
+    /// Extends the term, or begins another one: writes of the old one stay refused. A term that is renewed late
+    /// continues if no other replica has acted and no watch has failed meanwhile: its tables are as new as if it had
+    /// been in time, and an API server that is slow is not asked for everything again.
     fn renewed(&mut self, anew: bool) {
         let failures = self.readiness.watch_failures();
         let current = *self.term.borrow();
@@ -236,7 +236,7 @@ impl Election {
         })
     }
 
-    /// Writes the Lease if nobody else has written it since it was read.
+    /// Writes the Lease if no other replica has written it since it was read.
     async fn replace(&mut self, lease: &Lease) -> Result<bool, kube::Error> {
         self.sent = Instant::now();
         let replaced = within(self.api.replace(LEASE, &PostParams::default(), lease)).await;

@@ -32,8 +32,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Serves `/healthz`, `/readyz` and `/metrics` for as long as the process. An address that is in use is tried again:
-    /// another replica on the node may have it.
+    /// Serves `/healthz`, `/readyz` and `/metrics` for as long as the process. An address that is in use is tried
+    /// again: another replica on the node may have it.
     pub(crate) async fn serve(self, address: SocketAddr) {
         let listener = loop {
             match TcpListener::bind(address).await {

@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{health::Heartbeat, metrics::Metrics};
+use crate::health::Heartbeat;
 
 /// Interval at which the watches are looked at.
 const ROUND: Duration = Duration::from_secs(1);
@@ -25,6 +25,9 @@ const ANSWER: Duration = Duration::from_secs(30);
 const WARN: Duration = Duration::from_secs(10);
 /// A replica that is refused a kind for so long leaves the Lease to another one.
 const GIVE_UP: Duration = Duration::from_mins(1);
+
+/// Kinds that are refused, each with the reason, and kinds that are not read yet.
+type Kinds = (Vec<String>, Vec<&'static str>);
 
 /// What is known. Clones share it.
 #[derive(Debug, Clone)]
@@ -107,14 +110,14 @@ impl Readiness {
         self.state.subscribe()
     }
 
-    /// Looks for as long as the process.
-    pub(crate) async fn follow(self, client: Client, metrics: Metrics, heartbeat: Heartbeat) {
+    /// Looks for as long as the process. `of_term` returns the kinds of this term that are refused, with the reasons,
+    /// and those that are not read yet; `None` without a term.
+    pub(crate) async fn follow(self, client: Client, of_term: impl Fn() -> Option<Kinds> + Send, heartbeat: Heartbeat) {
         let mut ask_at = Instant::now();
         let mut log = Log::default();
         loop {
             heartbeat.beat();
-            let of_term = metrics.with_tables(|tables| (tables.refused_of_cluster(), tables.missing_of_cluster()));
-            if let Some((refused, missing)) = of_term {
+            if let Some((refused, missing)) = of_term() {
                 self.note(refused, missing.into_iter().map(str::to_owned).collect());
                 ask_at = Instant::now();
             } else if Instant::now() >= ask_at {

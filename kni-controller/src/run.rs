@@ -42,7 +42,11 @@ pub(crate) async fn serve(args: &Args) -> Result<()> {
         metrics: metrics.clone(),
     };
     tokio::spawn(endpoint.serve(args.health_address));
-    tokio::spawn(readiness.follow(client.clone(), metrics.clone(), health.expect("readiness")));
+    let of_term = {
+        let metrics = metrics.clone();
+        move || metrics.with_tables(|tables| (tables.refused_of_cluster(), tables.missing_of_cluster()))
+    };
+    tokio::spawn(readiness.follow(client.clone(), of_term, health.expect("readiness")));
     let (stop, stopping) = watch::channel(());
     let (stopped, all_stopped) = watch::channel(());
     let mut electing =

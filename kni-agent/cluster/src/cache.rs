@@ -65,7 +65,7 @@ impl ClusterCache {
         match self.tables.try_lock() {
             Ok(tables) => tables,
             Err(TryLockError::Poisoned(tables)) => tables.into_inner(),
-            // The other tasks of this thread, such as one that waits for an answer of the API server, go on.
+            // The other tasks of this thread, such as one that waits for an answer of the API server, continue.
             Err(TryLockError::WouldBlock) if runs_tasks() => tokio::task::block_in_place(lock),
             Err(TryLockError::WouldBlock) => lock(),
         }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kni_common::service::ServiceKey;
 
-use super::{map_state::MapState, quota::ServiceQuota, resolve::Frontend};
+use super::{frontend::Frontend, map_state::MapState, quota::ServiceQuota};
 
 /// The parts of the left-over room, of which one namespace may hold one.
 const PARTS: usize = 8;

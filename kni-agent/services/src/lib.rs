@@ -15,6 +15,7 @@ use kni_model::{
 
 mod changes;
 mod choose;
+mod frontend;
 mod map_state;
 mod members;
 mod plan;

@@ -11,9 +11,10 @@ use kni_model::{GoneBackend, ServiceStep};
 use super::{
     changes,
     choose::NoBackendReason,
+    frontend::Frontend,
     map_state::{MapState, UDP},
     quota::ServiceQuota,
-    resolve::{Desired, Frontend},
+    resolve::Desired,
 };
 
 /// Steps, and the resulting frontends by id.

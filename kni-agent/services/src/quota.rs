@@ -12,7 +12,7 @@ use std::{
 use kni_common::{address::AddressKey, service::ServiceKey};
 use kni_model::{NetworkName, service::ServiceRef};
 
-use super::resolve::Frontend;
+use super::frontend::Frontend;
 
 /// The sizes of the service tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,11 +11,12 @@ use kni_common::{
 };
 use kni_model::{
     NetworkId, NetworkName,
-    service::{EndpointSlice, NodePlace, Service, ServiceNetwork, ServicePort, ServiceRef, SliceEndpoint},
+    service::{EndpointSlice, NodePlace, Service, ServiceNetwork, ServicePort, SliceEndpoint},
 };
 
 use super::{
-    choose::{Candidate, Choice, NoBackendReason, choose},
+    choose::{Candidate, NoBackendReason, choose},
+    frontend::Frontend,
     members::{Members, Strangers},
     quota::{ServiceQuota, limit},
     service_key,
@@ -46,17 +47,6 @@ pub(super) struct Desired {
     pub(super) strangers: Vec<Strangers>,
     /// Namespaces over their share, with the reason.
     pub(super) overruns: BTreeMap<String, String>,
-}
-
-/// A service port at one virtual address.
-#[derive(Debug)]
-pub(super) struct Frontend {
-    pub(super) service: ServiceRef,
-    pub(super) port: ServicePort,
-    pub(super) network: NetworkName,
-    pub(super) address: IpAddr,
-    pub(super) affinity_seconds: Option<u32>,
-    pub(super) choice: Choice,
 }
 
 /// Slices by namespace and name of their Service.
@@ -119,7 +109,7 @@ impl Desired {
     }
 
     /// The slices with the endpoints that the network admits, each at its first address. Notes the others if the node
-    /// can tell.
+    /// knows them.
     fn admitted<'a>(
         &mut self,
         inputs: &Inputs,

@@ -11,7 +11,7 @@ use kni_model::{
     service::{ServicePort, ServiceRef},
 };
 
-use super::{choose::NoBackendReason, resolve::Frontend};
+use super::{choose::NoBackendReason, frontend::Frontend};
 
 /// A service port at one virtual address, with its backends on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,10 @@ use std::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use kni_cluster::{Key, Networks, PolicyRow, Table, Tables};
 use kni_crd::POLICY_FOR;
-use kni_model::policy::{PolicyKind, PolicyScope};
+use kni_model::{
+    NetworkName,
+    policy::{PolicyKind, PolicyScope},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -99,16 +102,16 @@ impl PolicyEvents {
     fn problems(&mut self, tables: &Tables, now: Instant) -> BTreeMap<Key, (ObjectReference, Problem)> {
         let mut problems = BTreeMap::new();
         let mut since = BTreeMap::new();
-        let names = network_names(tables);
+        let existing = network_names(tables);
         for policies in Policies::of(tables) {
             let mut reported: BTreeMap<&str, usize> = BTreeMap::new();
             for (key, row) in policies.table.rows() {
                 let id = policies.key(key);
                 let problem = match row.refusal() {
                     Some(refusal) => Some(refused(row, refusal)),
-                    None => names
+                    None => existing
                         .as_ref()
-                        .and_then(|names| missing_networks(names, row))
+                        .and_then(|existing| missing_networks(existing, row))
                         .filter(|_| {
                             let first = self.since.get(&id).copied().unwrap_or(now);
                             since.insert(id.clone(), first);
@@ -151,12 +154,12 @@ fn network_names(tables: &Tables) -> Option<BTreeSet<&str>> {
 }
 
 /// The networks that a policy names and that do not exist.
-fn missing_networks(names: &BTreeSet<&str>, row: &PolicyRow) -> Option<Problem> {
+fn missing_networks(existing: &BTreeSet<&str>, row: &PolicyRow) -> Option<Problem> {
     let PolicyScope::Networks(named) = &row.policy.scope else {
         return None;
     };
-    let missing = named.iter().map(|name| name.as_str());
-    let missing: Vec<&str> = missing.filter(|name| !names.contains(name)).collect();
+    let named = named.iter().map(NetworkName::as_str);
+    let missing: Vec<&str> = named.filter(|name| !existing.contains(name)).collect();
     (!missing.is_empty()).then(|| Problem {
         uid: row.uid.clone(),
         reason: "NetworkNotFound",

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::{Violation, read_sources};
 use crate::workspace::root;
 
-/// The caches and the lists of kinds.
+/// The caches and the lists of kinds; more lists are in the modules of its folder.
 const TABLES: &str = "kni-agent/cluster/src/tables.rs";
 /// The watches; more are in the modules of its folder.
 const WATCHES: &str = "kni-agent/reflectors/src/resources.rs";
@@ -15,13 +15,16 @@ const WATCHES: &str = "kni-agent/reflectors/src/resources.rs";
 /// Caches that have no watch or are in no list.
 pub(super) fn check() -> Result<Vec<Violation>> {
     let read = |path: &str| fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"));
-    let mut watches = read(WATCHES)?;
-    let mut modules = Vec::new();
-    read_sources(&root().join(WATCHES).with_extension(""), &mut modules)?;
-    for module in modules {
-        watches += &read(&module.display().to_string())?;
-    }
-    Ok(differences(&read(TABLES)?, &watches))
+    let with_modules = |path: &str| -> Result<String> {
+        let mut text = read(path)?;
+        let mut modules = Vec::new();
+        read_sources(&root().join(path).with_extension(""), &mut modules)?;
+        for module in modules {
+            text += &read(&module.display().to_string())?;
+        }
+        Ok(text)
+    };
+    Ok(differences(&with_modules(TABLES)?, &with_modules(WATCHES)?))
 }
 
 fn differences(tables: &str, watches: &str) -> Vec<Violation> {

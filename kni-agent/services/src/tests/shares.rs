@@ -1,4 +1,4 @@
-//! Checks that the Services of one namespace never take the rows of others, whoever came first and however fast they
+//! Checks that the Services of one namespace never take the rows of others, in any order of arrival and at any rate of
 //! change.
 
 use super::*;

@@ -80,7 +80,7 @@ async fn changes(scene: &mut Scene, client: &Pod, pods: [(&Pod, &str); 2], attac
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn namespaces_beyond_their_share_stop_no_service_of_others() -> Result<()> {
+async fn namespaces_over_their_share_stop_no_service_of_others() -> Result<()> {
     require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::with("shares", networks(), &["--max-services", SIZE]).await?;
     let (a, b) = (scene.backend("a").await?, scene.backend("b").await?);
