@@ -175,12 +175,11 @@ impl ManifestSet {
         }
         let valid = former.filter(|former| !former.closed.contains(&reference));
         let valid = valid.and_then(|former| former.policies.iter().find(|(policy, _)| policy.reference == reference));
-        let policy = match valid {
-            Some((policy, _)) => policy.clone(),
-            None => {
-                self.closed.insert(reference.clone());
-                *closed
-            }
+        let policy = if let Some((policy, _)) = valid {
+            policy.clone()
+        } else {
+            self.closed.insert(reference.clone());
+            *closed
         };
         lines.insert(reference, candidate.egress_lines);
         self.policies.push((policy, candidate.origin));
