@@ -157,11 +157,11 @@ async fn many_slices_are_one_service_and_a_pod_in_two_counts_once() -> Result<()
             "IPv4 {v4}: {found:?}"
         );
     }
-    // 250 endpoints in three slices, as the control plane splits them.
+    // 250 hosts outside in three slices, as the control plane splits them.
     let mut objects = vec![service("web", WEB)];
     for (name, numbers) in [("1", 0..100), ("2", 100..200), ("3", 200..250)] {
         let endpoints =
-            numbers.map(|n: u16| endpoint([10, 244, 200, u8::try_from(n).expect("<250")].into(), State::Ready));
+            numbers.map(|n: u16| endpoint([198, 51, 100, u8::try_from(n).expect("<250")].into(), State::Ready));
         objects.push(slice("web", name, true, endpoints));
     }
     scene.apply(&objects).await?;
