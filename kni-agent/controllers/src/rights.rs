@@ -165,24 +165,24 @@ mod tests {
         (sandbox.parse().unwrap(), "eth0".parse().unwrap())
     }
 
-    fn lost(rule: AccessRule, revoke: bool, can_suspend: bool) -> Option<LostRight> {
+    fn lost(rule: AccessRule, revoke: bool, can_suspend: bool) -> LostRight {
         let refusal = AccessRefusal {
             network: "red".parse().unwrap(),
             rule,
             reason: "no".to_owned(),
         };
-        Some(LostRight {
+        LostRight {
             refusal,
             revoke,
             can_suspend,
-        })
+        }
     }
 
     #[test]
     fn a_label_that_is_away_for_a_second_detaches_nothing() {
         let (mut revoked, start) = (Revoked::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let away = Rights::from([(key("a"), lost(AccessRule::Namespaces, true, true))]);
+        let away = Rights::from([(key("a"), Some(lost(AccessRule::Namespaces, true, true)))]);
         let back = Rights::from([(key("a"), None)]);
         assert!(revoked.update(&away, at(0))[&key("a")], "it stops at once");
         assert!(revoked.due(&away, at(0)).is_empty());
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn nothing_flows_again_while_the_right_is_not_known() {
         let (mut revoked, start) = (Revoked::default(), Instant::now());
-        let away = Rights::from([(key("a"), lost(AccessRule::Namespaces, true, true))]);
+        let away = Rights::from([(key("a"), Some(lost(AccessRule::Namespaces, true, true)))]);
         revoked.update(&away, start);
         assert_eq!(revoked.update(&Rights::new(), start), BTreeMap::new());
         assert!(revoked.due(&Rights::new(), start + GRACE).is_empty());
@@ -208,9 +208,9 @@ mod tests {
     fn what_cannot_be_stopped_is_detached_at_once_and_the_rest_stays() {
         let (mut revoked, now) = (Revoked::default(), Instant::now());
         let rights = Rights::from([
-            (key("macvlan"), lost(AccessRule::Namespaces, true, false)),
-            (key("kept"), lost(AccessRule::Namespaces, false, true)),
-            (key("verb"), lost(AccessRule::RequireJoin, true, true)),
+            (key("macvlan"), Some(lost(AccessRule::Namespaces, true, false))),
+            (key("kept"), Some(lost(AccessRule::Namespaces, false, true))),
+            (key("verb"), Some(lost(AccessRule::RequireJoin, true, true))),
         ]);
         let stopped = revoked.update(&rights, now);
         let stopped: Vec<_> = stopped.into_iter().filter(|(_, stopped)| *stopped).collect();

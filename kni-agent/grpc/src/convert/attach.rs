@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use kni_model::{AttachRequest, CniAttachment, NetworkSelection, PluginHints, PodRef, SandboxId};
+use kni_model::{
+    AttachRequest, CniAttachment, NetworkSelection, PluginHints, PodRef, SandboxId, selection::SelectionError,
+};
 use kni_proto::kni::{AttachInterfaceRequest, CreateNetworkRequest, DnsConfig, Isolation};
 
 use super::{
@@ -47,6 +49,14 @@ pub(crate) fn claim(request: &AttachInterfaceRequest, annotation: NetnsAnnotatio
     let annotated = annotation.of(&request.annotations);
     let path = netns(&request.extradata, request.isolation.as_ref(), annotated).ok()?;
     Some((request.id.parse().ok()?, path))
+}
+
+fn invalid_selection(pod: &PodRef, sandbox: String, source: SelectionError) -> RequestError {
+    RequestError::InvalidSelection {
+        pod: Box::new(pod.clone()),
+        sandbox,
+        source: Box::new(source),
+    }
 }
 
 /// An attach request, checked field by field; [`Extradata::merge_isolation`](super::Extradata::merge_isolation) comes
@@ -95,11 +105,7 @@ pub(crate) fn attach_request(
         Vec::new()
     } else {
         let parsed = NetworkSelection::parse_annotations(&annotations);
-        let selections = parsed.map_err(|source| RequestError::InvalidSelection {
-            pod: Box::new(pod.clone()),
-            sandbox: id,
-            source: Box::new(source),
-        })?;
+        let selections = parsed.map_err(|source| invalid_selection(&pod, id, source))?;
         primary = primary::or_selected(primary, selections.primary);
         selections.additional
     };

@@ -21,7 +21,7 @@ fn row(kind: PolicyKind, network: &str, source: PolicySource) -> PolicyRow {
             PolicyKind::MultiNetworkPolicy => {
                 PolicyScope::Networks(["red", network].map(|name| name.parse().unwrap()).into())
             }
-            _ => PolicyScope::Primary,
+            PolicyKind::NetworkPolicy | PolicyKind::EgressPolicy => PolicyScope::Primary,
         },
         pods: Selector::default(),
         ingress: Some(Vec::new()),

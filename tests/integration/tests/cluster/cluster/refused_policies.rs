@@ -26,7 +26,7 @@ async fn a_refused_policy_opens_no_pod_and_has_an_event() -> Result<()> {
     let [server, late, friend, stranger] = &pods[..] else {
         anyhow::bail!("four pods")
     };
-    let served = [serve(server)?, serve(late)?];
+    let services = [serve(server)?, serve(late)?];
     assert_reached(stranger, server);
 
     // An edit of an active policy: what it allowed stays allowed, and nothing else.
@@ -40,7 +40,7 @@ async fn a_refused_policy_opens_no_pod_and_has_an_event() -> Result<()> {
         &cluster,
         "guard",
         "the last valid version is active",
-        (stranger, server, &served[0]),
+        (stranger, server, &services[0]),
     )
     .await?;
     assert_reached(friend, server);
@@ -51,14 +51,20 @@ async fn a_refused_policy_opens_no_pod_and_has_an_event() -> Result<()> {
     assert_reached(stranger, late);
     cluster.apply(&[policy("first", "late", "red", "192.0.2.1")]).await?;
     wait_for_silence(stranger, late).await?;
-    wait_for_refusal(&cluster, "first", "nothing is allowed", (friend, late, &served[1])).await?;
+    wait_for_refusal(&cluster, "first", "nothing is allowed", (friend, late, &services[1])).await?;
     wait_for_event(&cluster, "first", "PolicyRefused").await?;
 
     // An agent that starts knows no valid version.
     cluster.nodes[0].agent.kill9()?;
     assert_silent(stranger, server);
     cluster.nodes[0].agent.restart()?;
-    wait_for_refusal(&cluster, "guard", "nothing is allowed", (stranger, server, &served[0])).await?;
+    wait_for_refusal(
+        &cluster,
+        "guard",
+        "nothing is allowed",
+        (stranger, server, &services[0]),
+    )
+    .await?;
     wait_for_silence(friend, server).await?;
     assert_silent(stranger, late);
     ensure!(

@@ -252,10 +252,10 @@ impl Scene {
         self.cluster.create_pods(&[pod]).await?;
         let told = self.waits_on(&name).await?;
         ensure!(told.contains("after the API server has confirmed"), "{told}");
-        let cleared = Instant::now();
+        let begin = Instant::now();
         self.faults().clear();
         let pod = self.cluster.running("narrow", &name).await?;
-        let after = cleared.elapsed();
+        let after = begin.elapsed();
         println!("{name} has an address of before the reboot after {after:?}");
         ensure!(after >= rest(), "{after:?}");
         // Those of before have ended with the boot.

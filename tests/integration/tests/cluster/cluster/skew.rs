@@ -12,6 +12,21 @@ use serde_json::{Value, json};
 
 use super::scene::{assert_reached, guarded, tenants, wait_for_silence, wait_for_truth};
 
+/// Network green with its namespace, and an egress policy, both with a field of a later release.
+fn later_objects() -> [Value; 3] {
+    let of_green = json!({ "zzz": "new", "namespaceSelector": { "matchLabels": { "tenant": "green" } } });
+    let leave = json!({
+        "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy",
+        "metadata": { "namespace": "red-team", "name": "leave" },
+        "spec": { "podSelector": {}, "defaultAction": "Allow", "zzz": "new" },
+    });
+    [
+        objects::namespace("green-team", &json!({ "tenant": "green" })),
+        objects::network("green", &["10.30.0.0/16"], &of_green),
+        leave,
+    ]
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
@@ -34,16 +49,7 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
     // would understand green.
     let proxy = cluster.nodes[0].proxy.as_ref().context("no proxy")?;
     proxy.faults.cut();
-    let of_green = json!({ "zzz": "new", "namespaceSelector": { "matchLabels": { "tenant": "green" } } });
-    let green = objects::network("green", &["10.30.0.0/16"], &of_green);
-    let team = objects::namespace("green-team", &json!({ "tenant": "green" }));
-    cluster.apply(&[team, green]).await?;
-    let leave = json!({
-        "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy",
-        "metadata": { "namespace": "red-team", "name": "leave" },
-        "spec": { "podSelector": {}, "defaultAction": "Allow", "zzz": "new" },
-    });
-    cluster.apply(&[leave]).await?;
+    cluster.apply(&later_objects()).await?;
     let told = wait_for_report(
         &cluster,
         &["podnetworks red", "podnetworks green", "egresspolicies red-team/leave"],

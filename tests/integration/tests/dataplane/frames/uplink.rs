@@ -188,6 +188,8 @@ fn a_reply_behind_a_change_is_evaluated_by_the_port_that_was_asked() -> Result<(
 /// the pod's. The reply is translated back by both.
 #[test]
 fn a_service_leads_a_masqueraded_flow_to_a_backend_outside_and_back_in_both_families() -> Result<()> {
+    /// Makes a payload from its ports.
+    type Make<'a> = &'a dyn Fn(u16, u16) -> Payload;
     const BACK: u16 = 8080;
     require!(root, netns, bpf, ip);
     Lockstep::inside("services-outside", 4096, |step| {
@@ -199,7 +201,7 @@ fn a_service_leads_a_masqueraded_flow_to_a_backend_outside_and_back_in_both_fami
             }
             let udp = |from, to| Payload::udp(from, to, b"some data");
             let tcp = |flags| move |from, to| Payload::tcp(from, to, flags);
-            let kinds: [(&str, &dyn Fn(u16, u16) -> Payload, &dyn Fn(u16, u16) -> Payload); 2] = [
+            let kinds: [(&str, Make<'_>, Make<'_>); 2] = [
                 ("UDP", &udp, &udp),
                 ("TCP", &tcp(TcpFlags::SYN), &tcp(TcpFlags::SYN_ACK)),
             ];
