@@ -140,8 +140,8 @@ impl Target<'_> {
     }
 }
 
-/// Attaches one direction's program. A link takes the place of a filter that the interface may have from an agent with
-/// the other hook: of two `to_uplink` the second would drop what the first one lets through.
+/// Attaches one direction's program. A link takes the place of a filter that the uplink may have from an agent with the
+/// other hook: of two `to_uplink` the second would drop what the first one lets through.
 pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Result<(), DataplaneError> {
     let ifname = point.ifname;
     let (program, attach_type) = program_of(point.direction);
@@ -156,7 +156,10 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Re
             let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
             let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
             pin(&target, link, &point.path)?;
-            remove_filter(ifname, attach_type);
+            // The interface of a pod is new here, or is taken over.
+            if !matches!(point.direction, Direction::FromPod | Direction::ToPod) {
+                remove_filter(ifname, attach_type);
+            }
         }
         Hook::Clsact => {
             add_clsact(&target)?;
@@ -217,7 +220,7 @@ pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Res
     match hook {
         Hook::Tcx => {
             if !update_tcx(classifier, &target, &point.path)? {
-                return attach(ebpf, hook, point);
+                attach(ebpf, hook, point)?;
             }
             remove_filter(ifname, attach_type);
             Ok(())
