@@ -60,8 +60,6 @@ const ENDPOINT: &str = "NodeEndpoint";
 /// Its name is that of the node.
 const REACHED: &str = "{nodeName: change-node, nodeUID: v, addresses: [192.0.2.1], port: 4789, mtu: 1500, epoch: 1}";
 const REPORT: &str = "{network: blue, networkUID: u, nodeName: n1, nodeUID: v}";
-/// The name that a block's range gives it.
-const BLOCK_NAME: &str = "blue.v4-10-1-0-64-26";
 const PLAIN: &str = "{subnets: [10.1.0.0/16, 'fd10::/64']}";
 const BLOCKS: &str = "{subnets: [10.1.0.0/16], perNodePrefix: {ipv4: 26}}";
 const MACVLAN: &str = "{provider: {type: Macvlan, parent: eth1}, access: {namespaces: {from: None}}}";
@@ -271,7 +269,7 @@ pub(crate) const CHANGES: &[Change] = &[
     ),
     refused(
         BLOCK,
-        "{network: blue, networkUID: u, cidr: 10.1.0.64/26, nodeName: n1, nodeUID: v}",
+        "{network: blue, networkUID: u, cidr: 10.1.0.128/26, nodeName: n1, nodeUID: v}",
         "{networkUID: w, nodeUID: w}",
         "spec",
         "an address block cannot be changed",
@@ -279,7 +277,7 @@ pub(crate) const CHANGES: &[Change] = &[
     // Its node was registered again.
     taken(
         BLOCK,
-        "{network: blue, networkUID: u, cidr: 10.1.0.64/26, nodeName: n1, nodeUID: v}",
+        "{network: blue, networkUID: u, cidr: 10.1.0.192/26, nodeName: n1, nodeUID: v}",
         "{nodeUID: w}",
     ),
     refused(
@@ -351,7 +349,7 @@ fn what_cannot_change_is_refused_and_the_rest_is_taken() -> Result<()> {
     let server = server()?;
     for (number, change) in CHANGES.iter().enumerate() {
         let name = match change.kind {
-            BLOCK => BLOCK_NAME.to_owned(),
+            BLOCK => block_name(change.before).context("a block has a range")?,
             NUMBER => "16777215".to_owned(),
             MEMBERS => format!("blue.change.{number}"),
             _ => format!("change-{number}"),
@@ -385,6 +383,13 @@ fn the_topology_has_a_rule_of_its_own() -> Result<()> {
     ensure!(rule["rule"] == "self == oldSelf", "{rule}");
     ensure!(rule["message"].as_str().is_some_and(|text| text.starts_with(TOPOLOGY)));
     Ok(())
+}
+
+/// The name that a block's range gives it.
+fn block_name(object: &str) -> Option<String> {
+    let (_, range) = object.split_once("cidr: ")?;
+    let (range, _) = range.split_once(',')?;
+    Some(format!("blue.v4-{}", range.replace(['.', '/'], "-")))
 }
 
 fn spec(object: &Value) -> Value {
