@@ -100,7 +100,7 @@ async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_overloaded_api_server_gets_few_requests() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
-    // Besides those of the loops, one of each watch that has lost its connection: they are sent before the first answer.
+    // Besides those of the loops, one of each watch that has lost its connection, before the first answer.
     let (time, most) = if kni_integration::long() { (60, 50) } else { (14, 40) };
     let mut cluster = Cluster::without_nodes("cluster-overload").await?;
     let options = MemberOptions {
