@@ -9,7 +9,7 @@ use super::Finding;
 const REMEDY: &str = "kubectl apply -k deploy/, or helm upgrade: both write the policies and their bindings";
 
 /// Every policy, each with a binding of the same name, and what is possible without it.
-const POLICIES: [(&str, &str); 13] = [
+const POLICIES: [(&str, &str); 15] = [
     (
         "pod-join.kni.dev",
         "pods that a network refuses are created, and then do not start",
@@ -54,6 +54,14 @@ const POLICIES: [(&str, &str); 13] = [
     (
         "agent-egressaddressclaims.kni.dev",
         "an agent may take egress addresses of other nodes",
+    ),
+    (
+        "controller-nodes.kni.dev",
+        "kni-controller's token may change labels, taints and resources of nodes that are not its own",
+    ),
+    (
+        "controller-podnetworks.kni.dev",
+        "kni-controller's token may change the specifications of networks",
     ),
     (
         "podnetwork-in-use.kni.dev",
