@@ -95,6 +95,19 @@ async fn filters_reach_the_agent() {
     );
 }
 
+/// The commands of knictl. `kubectl kni` has them, too.
+const COMMANDS: [&str; 9] = [
+    "status",
+    "networks",
+    "interfaces",
+    "drops",
+    "flows",
+    "explain",
+    "policy",
+    "services",
+    "maps",
+];
+
 #[tokio::test]
 async fn mistyped_command_lines_are_told() {
     let agent = Agent::serve(Answers::default());
@@ -113,19 +126,7 @@ async fn mistyped_command_lines_are_told() {
     }
     let ran = knictl(&agent, &["--help"]).await;
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));
-    for word in [
-        "status",
-        "networks",
-        "interfaces",
-        "drops",
-        "flows",
-        "explain",
-        "policy",
-        "services",
-        "maps",
-        "KNI_SOCKET",
-        "/run/kni/kni.sock",
-    ] {
+    for word in COMMANDS.into_iter().chain(["KNI_SOCKET", "/run/kni/kni.sock"]) {
         assert!(ran.out.contains(word), "{word}");
     }
 }
@@ -189,19 +190,7 @@ async fn kubectl_kni(args: &[&str]) -> Ran {
 
 #[tokio::test]
 async fn kubectl_kni_prints_help_in_lines_and_needs_no_cluster() {
-    let commands = [
-        "status",
-        "doctor",
-        "networks",
-        "interfaces",
-        "drops",
-        "flows",
-        "explain",
-        "policy",
-        "services",
-        "maps",
-    ];
-    for command in commands {
+    for command in COMMANDS.into_iter().chain(["doctor"]) {
         let ran = kubectl_kni(&[command, "--help"]).await;
         assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{command}");
         assert!(ran.out.contains("\n  -o, --output <FORM>"), "{command}: {}", ran.out);

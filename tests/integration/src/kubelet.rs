@@ -18,7 +18,7 @@ use kni_proto::{
         AttachInterfaceRequest, CreateNetworkRequest, DeleteNetworkRequest, DetachInterfaceRequest, DnsConfig,
         IpConfig, PortMapping, Protocol, QueryPodNetworkRequest, QueryPodNetworkResponse, kni_client::KniClient,
     },
-    runtime::runtime_client::RuntimeClient,
+    runtime::{Interface, ListInterfacesRequest, runtime_client::RuntimeClient},
 };
 use tonic::{
     Status,
@@ -57,6 +57,16 @@ impl Kubelet {
     /// All methods of `kni.runtime.v1.Runtime`.
     pub fn runtime(&self) -> RuntimeClient<Channel> {
         RuntimeClient::new(self.channel.clone())
+    }
+
+    /// The interfaces that the agent lists for a pod, by its namespace and name.
+    pub async fn interfaces_of(&self, namespace: &str, pod: &str) -> Result<Vec<Interface>> {
+        let request = ListInterfacesRequest {
+            pod_namespace: namespace.to_owned(),
+            pod_name: pod.to_owned(),
+            ..ListInterfacesRequest::default()
+        };
+        Ok(self.runtime().list_interfaces(request).await?.into_inner().interfaces)
     }
 
     /// The connection, for other services of the same socket.

@@ -13,7 +13,7 @@ use kni_integration::{
     kubelet::Sandbox,
     require, wait,
 };
-use kni_proto::{cni, runtime::ListInterfacesRequest};
+use kni_proto::cni;
 use kube::{
     Api,
     api::{DynamicObject, PostParams},
@@ -283,22 +283,11 @@ async fn direct(cluster: &Cluster, number: usize, row: &Row) -> Result<Result<St
 
 /// The network of the interface that the row is about.
 async fn network_of(cluster: &Cluster, row: &Row, pod: &str) -> Result<Option<String>> {
-    let request = ListInterfacesRequest {
-        pod_namespace: row.who.to_owned(),
-        pod_name: pod.to_owned(),
-        ..ListInterfacesRequest::default()
-    };
-    let listed = cluster.nodes[0]
-        .kubelet
-        .kni()
-        .runtime()
-        .list_interfaces(request)
-        .await?;
+    let interfaces = cluster.nodes[0].kubelet.kni().interfaces_of(row.who, pod).await?;
     let is_primary = matches!(
         row.way,
         Way::Network | Way::Default | Way::DefaultJson | Way::Nothing | Way::Cni | Way::Crafted
     );
-    let interfaces = listed.into_inner().interfaces;
     let mut found = interfaces.iter().filter(|found| (found.ifname == "eth0") == is_primary);
     Ok(found.next().map(|found| found.network.clone()))
 }

@@ -7,7 +7,6 @@ use kni_integration::{
     cluster::{PATIENCE, definitions, deployed, objects},
     require, wait,
 };
-use kni_proto::runtime::ListInterfacesRequest;
 use kube::Api;
 use serde_json::{Value, json};
 
@@ -147,18 +146,8 @@ async fn refused(cluster: &Cluster, pod: &str, expected: &[&str]) -> Result<()> 
 
 /// The network of a pod's `eth0`.
 async fn network_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
-    let request = ListInterfacesRequest {
-        pod_namespace: pod.namespace.clone(),
-        pod_name: pod.name.clone(),
-        ..ListInterfacesRequest::default()
-    };
-    let listed = cluster.nodes[0]
-        .kubelet
-        .kni()
-        .runtime()
-        .list_interfaces(request)
-        .await?;
-    let mut interfaces = listed.into_inner().interfaces.into_iter();
+    let kubelet = cluster.nodes[0].kubelet.kni();
+    let mut interfaces = kubelet.interfaces_of(&pod.namespace, &pod.name).await?.into_iter();
     let found = interfaces.find(|interface| interface.ifname == "eth0");
     Ok(found.map(|interface| interface.network).unwrap_or_default())
 }

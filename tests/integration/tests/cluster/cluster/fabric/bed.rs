@@ -15,7 +15,7 @@ use kni_proto::runtime::ListDropsRequest;
 use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
-use super::super::scene::{PORT, address, identity, serve, wait_for_condition};
+use super::super::scene::{PORT, address, ask, identity, serve, wait_for_condition};
 
 /// Nodes of a bed.
 pub(super) const NODES: usize = 3;
@@ -123,6 +123,22 @@ impl Bed {
         .map(drop)
         .with_context(|| self.state())
         .with_context(|| self.objects())
+    }
+
+    /// Waits until the pods of each team on these pairs of nodes reach each other, the first the second.
+    pub(super) async fn reached(&self, pairs: &[(usize, usize)]) -> Result<()> {
+        for team in TEAMS {
+            for (from, to) in pairs {
+                let (from, to) = (self.pod(team, *from), self.pod(team, *to));
+                let what = format!("{} reaches {}", identity(from), identity(to));
+                wait::until(&what, PATIENCE, async || {
+                    Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
+                })
+                .await
+                .with_context(|| self.state())?;
+            }
+        }
+        Ok(())
     }
 
     /// The objects that the nodes follow, for messages.

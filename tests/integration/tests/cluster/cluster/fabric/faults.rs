@@ -147,17 +147,7 @@ async fn a_node_with_other_addresses_is_found_again() -> Result<()> {
     let others = Traffic::start(&bed, &[[1, 3]])?;
     renumber(&bed).await?;
     let begun = Instant::now();
-    for team in TEAMS {
-        for (from, to) in [(1, 2), (2, 1), (3, 2)] {
-            let (from, to) = (bed.pod(team, from), bed.pod(team, to));
-            let what = format!("{} reaches {}", identity(from), identity(to));
-            wait::until(&what, PATIENCE, async || {
-                Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
-            })
-            .await
-            .with_context(|| bed.state())?;
-        }
-    }
+    bed.reached(&[(1, 2), (2, 1), (3, 2)]).await?;
     println!("reached {:?} after the change", begun.elapsed());
     others.stop_whole("node2 with other addresses: pods of node1 and node3")?;
     addresses_have_one_owner(&bed).await?;

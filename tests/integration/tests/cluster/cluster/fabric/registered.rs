@@ -19,11 +19,8 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    super::{
-        claims::clients::agent_of,
-        scene::{ask, identity, wait_for_truth},
-    },
-    bed::{Bed, TEAMS},
+    super::{claims::clients::agent_of, scene::wait_for_truth},
+    bed::Bed,
     losses::{Traffic, addresses_have_one_owner, control},
 };
 
@@ -94,7 +91,7 @@ async fn registered_again(bed: &mut Bed, order: Order) -> Result<()> {
     }
     let new = uid(&nodes).await?;
     ensure!(new != old, "another object");
-    reached_again(bed).await?;
+    bed.reached(&[(1, 2), (2, 1)]).await?;
     println!(
         "{order:?}: reached again {:.1?} after it was registered",
         begun.elapsed()
@@ -121,22 +118,6 @@ async fn registered_again(bed: &mut Bed, order: Order) -> Result<()> {
     let (name, team) = (format!("{order:?}").to_lowercase(), "red-team");
     bed.cluster.run(&[objects::pod(team, &name, NAME)]).await?;
     bed.cluster.remove(team, &[&name]).await
-}
-
-/// Waits until the pods of the node and of another one reach each other.
-async fn reached_again(bed: &Bed) -> Result<()> {
-    for team in TEAMS {
-        for (from, to) in [(1, 2), (2, 1)] {
-            let (from, to) = (bed.pod(team, from), bed.pod(team, to));
-            let what = format!("{} reaches {}", identity(from), identity(to));
-            wait::until(&what, PATIENCE, async || {
-                Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
-            })
-            .await
-            .with_context(|| bed.state())?;
-        }
-    }
-    Ok(())
 }
 
 async fn no_one_is_accused(client: &Client) -> Result<()> {
