@@ -14,7 +14,10 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
-use crate::error::{Failure, Result};
+use crate::{
+    error::{Failure, Result},
+    limits::scaled,
+};
 
 /// Limit of a query: the kubelet waits for it without a limit while it relists its pods.
 pub(crate) const QUERY: Duration = Duration::from_secs(2);
@@ -131,6 +134,7 @@ pub(crate) async fn call<T>(
     limit: Duration,
     answer: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T> {
+    let limit = scaled(limit);
     match timeout(limit, answer).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(Failure::Call {

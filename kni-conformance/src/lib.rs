@@ -9,6 +9,7 @@
 mod cases;
 mod client;
 mod error;
+mod limits;
 mod links;
 mod namespace;
 mod report;

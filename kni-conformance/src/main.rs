@@ -29,6 +29,9 @@ struct Args {
     /// Run only the case of this name; may be repeated
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// Multiply all time limits by this, for a machine that is busy with other work
+    #[arg(long, value_name = "FACTOR", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    limit_factor: u8,
     /// Write the results to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -58,6 +61,7 @@ fn main() -> Result<ExitCode> {
             Levels::All => Vec::new(),
         },
         only: args.only,
+        limit_factor: args.limit_factor.into(),
     };
     if args.list {
         return list(&options);

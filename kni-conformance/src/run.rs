@@ -12,6 +12,7 @@ use tonic::Code;
 use crate::{
     cases::{Case, Level, cases},
     error::{Error, Failure},
+    limits::{multiplied, scaled},
     report::{CaseResult, Outcome, Report},
     session::Session,
 };
@@ -30,6 +31,8 @@ pub struct Options {
     pub levels: Vec<Level>,
     /// The names of cases; empty for all.
     pub only: Vec<String>,
+    /// Multiplies all time limits, from 1: for a machine that is busy with other work.
+    pub limit_factor: f64,
 }
 
 impl Options {
@@ -39,6 +42,7 @@ impl Options {
             socket: socket.into(),
             levels: Vec::new(),
             only: Vec::new(),
+            limit_factor: 1.0,
         }
     }
 
@@ -71,7 +75,8 @@ pub fn run(options: &Options, mut report: impl FnMut(&CaseResult)) -> Result<Rep
         what: "start a runtime",
         source,
     })?;
-    runtime.block_on(async {
+    let factor = options.limit_factor.max(1.0);
+    runtime.block_on(multiplied(factor, async {
         check_socket(&options.socket).await?;
         let mut results = Vec::new();
         for case in selected {
@@ -87,11 +92,11 @@ pub fn run(options: &Options, mut report: impl FnMut(&CaseResult)) -> Result<Rep
             results.push(result);
         }
         Ok(Report { results })
-    })
+    }))
 }
 
 async fn check_socket(socket: &Path) -> Result<(), Error> {
-    let connect = timeout(Duration::from_secs(5), UnixStream::connect(socket)).await;
+    let connect = timeout(scaled(Duration::from_secs(5)), UnixStream::connect(socket)).await;
     let result = connect.unwrap_or_else(|_elapsed| Err(Errno::ETIMEDOUT.into()));
     result.map(drop).map_err(|source| Error::Connect {
         socket: socket.to_owned(),
@@ -104,13 +109,13 @@ async fn run_case(case: &Case, socket: &Path) -> Outcome {
         Ok(session) => session,
         Err(failure) => return to_outcome(case.level, &failure),
     };
-    let checked = timeout(CASE_LIMIT, (case.check)(&session)).await;
+    let checked = timeout(scaled(CASE_LIMIT), (case.check)(&session)).await;
     // What a case leaves must not affect the next one; a server that does not answer keeps it.
-    timeout(CLEAN_UP_LIMIT, session.clean_up()).await.ok();
+    timeout(scaled(CLEAN_UP_LIMIT), session.clean_up()).await.ok();
     match checked {
         Ok(Ok(())) => Outcome::Passed,
         Ok(Err(failure)) => to_outcome(case.level, &failure),
-        Err(_elapsed) => Outcome::Failed(format!("the case does not end within {CASE_LIMIT:?}")),
+        Err(_elapsed) => Outcome::Failed(format!("the case does not end within {:?}", scaled(CASE_LIMIT))),
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::{
 
 use crate::{
     error::{During as _, Result, require},
+    limits::scaled,
     namespace::Netns,
     sandbox::Pod,
 };
@@ -70,15 +71,16 @@ async fn connected(
     to: SocketAddr,
     server: &TcpListener,
 ) -> io::Result<(TcpStream, TcpStream, SocketAddr)> {
-    let accept = async { timeout(LIMIT, server.accept()).await? };
+    let accept = async { timeout(scaled(LIMIT), server.accept()).await? };
     let (near, (far, from)) = tokio::try_join!(connect(client, to), accept)?;
     Ok((near, far, from))
 }
 
 /// Connects from inside a namespace.
 async fn connect(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+    let limit = scaled(LIMIT);
     let connect = move || {
-        let stream = std::net::TcpStream::connect_timeout(&to, LIMIT)?;
+        let stream = std::net::TcpStream::connect_timeout(&to, limit)?;
         stream.set_nonblocking(true)?;
         Ok(stream)
     };
@@ -96,7 +98,7 @@ async fn exchange(client: &mut TcpStream, server: &mut TcpStream) -> io::Result<
 
 async fn expect(stream: &mut TcpStream, expected: &[u8]) -> io::Result<()> {
     let mut received = vec![0; expected.len()];
-    timeout(LIMIT, stream.read_exact(&mut received)).await??;
+    timeout(scaled(LIMIT), stream.read_exact(&mut received)).await??;
     if received == expected {
         Ok(())
     } else {
@@ -122,7 +124,7 @@ pub(crate) async fn reaches_udp(client: &Netns, to: SocketAddr, server: &UdpSock
     client.send(REQUEST).await?;
     let (mut buffer, mut early) = ([0; 64], [0; 1]);
     let (length, from) = tokio::select! {
-        received = timeout(LIMIT, server.recv_from(&mut buffer)) => received??,
+        received = timeout(scaled(LIMIT), server.recv_from(&mut buffer)) => received??,
         // Before a response, the client can receive nothing but the report that the port is closed.
         report = client.recv(&mut early) => {
             report?;
@@ -133,7 +135,7 @@ pub(crate) async fn reaches_udp(client: &Netns, to: SocketAddr, server: &UdpSock
         return Err(io::Error::other("another datagram arrived"));
     }
     server.send_to(RESPONSE, from).await?;
-    let length = timeout(LIMIT, client.recv(&mut buffer)).await??;
+    let length = timeout(scaled(LIMIT), client.recv(&mut buffer)).await??;
     if buffer.get(..length) == Some(RESPONSE) {
         Ok(())
     } else {

@@ -8,6 +8,7 @@ use std::{io, path::Path, time::Duration};
 use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
 
 use self::frame::{Frame, Kind};
+use crate::limits::scaled;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The only stream of a connection.
@@ -76,12 +77,12 @@ impl Call {
                 }
             }
         };
-        timeout(limit, acknowledged).await?
+        timeout(scaled(limit), acknowledged).await?
     }
 
     /// Waits for the answer.
     pub(crate) async fn answer(mut self, limit: Duration) -> io::Result<Answer> {
-        timeout(limit, self.read()).await?
+        timeout(scaled(limit), self.read()).await?
     }
 
     async fn read(&mut self) -> io::Result<Answer> {

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 use crate::{
     client,
     error::{During as _, Result, require},
+    limits::scaled,
     sandbox::Sandbox,
     session::Session,
     wire::Call,
@@ -15,13 +16,18 @@ use crate::{
 
 /// When the client disappears after the server has read the request: during several of its steps.
 const AFTER: [u64; 6] = [0, 1, 4, 12, 30, 80];
+/// When it disappears if the server noticed all of these before it began: at the latest after its answer.
+const LATER: [u64; 4] = [300, 1_000, 4_000, 15_000];
 /// Time in which a delayed attach would change something.
 const QUIET: Duration = Duration::from_millis(300);
 
 pub(super) async fn check(session: &Session) -> Result<()> {
     let before = session.host_pairs().await?;
     let mut removed_by_id = 0;
-    for after in AFTER {
+    for (number, after) in AFTER.into_iter().chain(LATER).enumerate() {
+        if number >= AFTER.len() && removed_by_id > 0 {
+            break;
+        }
         let removed = hang_up(session, Duration::from_millis(after)).await;
         let removed = removed.map_err(|failure| failure.about(&format!("hung up after {after} ms")))?;
         removed_by_id += usize::from(removed);
@@ -44,7 +50,7 @@ async fn hang_up(session: &Session, after: Duration) -> Result<bool> {
     sleep(after).await;
     drop(call);
     session.remove(&sandbox).await?;
-    sleep(QUIET).await;
+    sleep(scaled(QUIET)).await;
     // The kubelet repeats the teardown of every earlier sandbox of a pod; the attach may have begun after the first
     // one.
     session.remove(&sandbox).await?;
@@ -53,7 +59,7 @@ async fn hang_up(session: &Session, after: Duration) -> Result<bool> {
         session.client.delete_path(&sandbox.path).await?;
     }
     check_gone(session, &sandbox).await?;
-    sleep(QUIET).await;
+    sleep(scaled(QUIET)).await;
     check_gone(session, &sandbox).await?;
     Ok(removed)
 }
