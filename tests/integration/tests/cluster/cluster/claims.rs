@@ -17,7 +17,7 @@ use serde_json::json;
 
 use self::{
     actors::Leasing,
-    clients::{losing, unreliable},
+    clients::{losing, repeating, unreliable},
 };
 
 /// Requests of a release.
@@ -67,14 +67,14 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     let unit: IpNet = "10.20.0.16/28".parse()?;
     let (client, faults) = losing(&cluster.client);
     let ours = Claims::new(client, node("a"));
-    let theirs = Claims::new(cluster.client.clone(), node("b"));
+    let theirs = Claims::new(repeating(&cluster.client), node("b"));
     // Each reply is lost once, of requests that had their effect: a claim has 2.
     for lost in 0..RELEASE {
         faults.lose_reply(lost);
         let mut failures = 0;
-        while ours.claim(network, &unit).await.is_err() {
+        while let Err(error) = ours.claim(network, &unit).await {
             failures += 1;
-            ensure!(failures < 5, "the claim does not come to an end");
+            ensure!(failures < 5, "the claim does not come to an end: {error}");
         }
         ensure!(failures == usize::from(lost < 2), "reply {lost}: {failures} failures");
         let other = theirs.claim(network, &unit).await?;
@@ -82,9 +82,9 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
         // Replies to the release are lost in the same way; between failure and success nothing is free twice.
         faults.lose_reply(lost);
         let mut failures = 0;
-        while ours.release(&network.name, &unit).await.is_err() {
+        while let Err(error) = ours.release(&network.name, &unit).await {
             failures += 1;
-            ensure!(failures < 5, "the release does not come to an end");
+            ensure!(failures < 5, "the release does not come to an end: {error}");
         }
         ensure!(failures == 1, "reply {lost}: {failures} failures");
         ensure!(
@@ -116,7 +116,7 @@ async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
         "the reply was to be lost"
     );
     leasing.begin(block, "wrong")?;
-    let claims = Claims::new(cluster.client.clone(), node("other"));
+    let claims = Claims::new(repeating(&cluster.client), node("other"));
     ensure!(
         claims.claim(&red, &block).await? == Claim::Ours,
         "the release had its effect"
@@ -130,7 +130,7 @@ async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
 async fn a_network_made_again_has_no_blocks_of_the_first(cluster: &Cluster) -> Result<()> {
     let subnets = ["10.40.0.0/24"];
     let first = network(cluster, "twice", &subnets, &json!({ "ipv4": 28 })).await?;
-    let [a, b] = ["a", "b"].map(|name| Claims::new(cluster.client.clone(), node(name)));
+    let [a, b] = ["a", "b"].map(|name| Claims::new(repeating(&cluster.client), node(name)));
     let small: IpNet = "10.40.0.16/28".parse()?;
     ensure!(a.claim(&first, &small).await? == Claim::Ours);
     cluster.delete(&objects::network("twice", &subnets, &json!({}))).await?;
@@ -154,7 +154,7 @@ async fn a_network_made_again_has_no_blocks_of_the_first(cluster: &Cluster) -> R
 /// How long claims take, in a network with many blocks.
 async fn latency(cluster: &Cluster) -> Result<()> {
     let large = network(cluster, "large", &["10.128.0.0/10"], &json!({ "ipv4": 26 })).await?;
-    let claims = Claims::new(cluster.client.clone(), node("a"));
+    let claims = Claims::new(repeating(&cluster.client), node("a"));
     let mut took = Vec::new();
     for number in 0..if long() { 2000_u32 } else { 40 } {
         let unit = IpNet::new((0x0a80_0000 + 64 * (number + 1)).to_be_bytes().into(), 26)?;
@@ -184,7 +184,7 @@ async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
         actors.spawn(actors::node(claims, network.clone(), leasing.clone(), steps, number));
     }
     for number in 0..2 {
-        let claims = Claims::new(cluster.client.clone(), node(&format!("whole{number}")));
+        let claims = Claims::new(repeating(&cluster.client), node(&format!("whole{number}")));
         actors.spawn(actors::node(
             claims,
             network.clone(),
@@ -201,7 +201,7 @@ async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     // Requests that arrive late have left something at most to the nodes themselves.
     tokio::time::sleep(clients::LATEST).await;
     for number in 0..5 {
-        let claims = Claims::new(cluster.client.clone(), node(&format!("lossy{number}")));
+        let claims = Claims::new(repeating(&cluster.client), node(&format!("lossy{number}")));
         for unit in left_of(cluster, network, &claims.node().name).await? {
             claims.release(&network.name, &unit).await?;
         }

@@ -5,11 +5,12 @@ use std::{
         Arc,
         atomic::{AtomicI64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use kni_integration::patience;
 use kube::{Client, client::Body};
-use tonic::codegen::http::{HeaderValue, Request, Response};
+use tonic::codegen::http::{HeaderValue, Method, Request, Response, StatusCode};
 
 /// The longest delay of a request that arrives after its caller has given up.
 pub(crate) const LATEST: Duration = Duration::from_millis(150);
@@ -30,10 +31,11 @@ impl Faults {
 
 /// A client that loses the replies that are chosen, to requests that had their effect.
 pub(crate) fn losing(to: &Client) -> (Client, Faults) {
+    let to = repeating(to);
     let faults = Faults {
         until: Arc::new(AtomicI64::new(-1)),
     };
-    let (to, chosen) = (to.clone(), faults.clone());
+    let chosen = faults.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
         let (to, lost) = (to.clone(), chosen.until.fetch_sub(1, Ordering::Relaxed) == 0);
         async move {
@@ -51,7 +53,7 @@ pub(crate) fn losing(to: &Client) -> (Client, Faults) {
 /// A client that loses one request in thirty, one reply in thirty, and lets one request in thirty arrive after its
 /// caller has given up.
 pub(crate) fn unreliable(to: &Client) -> Client {
-    let to = to.clone();
+    let to = repeating(to);
     let service = tower::service_fn(move |request: Request<Body>| {
         let to = to.clone();
         async move {
@@ -74,6 +76,37 @@ pub(crate) fn unreliable(to: &Client) -> Client {
         }
     });
     Client::new(service, "default")
+}
+
+/// A client that repeats reads for which the API server is too busy: one whose cache has not reached the version that
+/// a list asks for within 3 s answers 504 (`Cacher.waitUntilFreshAndBlock` of k8s.io/apiserver).
+pub(crate) fn repeating(to: &Client) -> Client {
+    let to = to.clone();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let to = to.clone();
+        async move {
+            if request.method() != Method::GET {
+                return Ok::<Response<Body>, tower::BoxError>(to.send(request).await?);
+            }
+            let (head, _no_body) = request.into_parts();
+            let deadline = Instant::now() + patience();
+            loop {
+                let reply = to.send(Request::from_parts(head.clone(), Body::empty())).await?;
+                if !is_busy(reply.status()) || Instant::now() >= deadline {
+                    return Ok(reply);
+                }
+                tokio::time::sleep(LATEST).await;
+            }
+        }
+    });
+    Client::new(service, "default")
+}
+
+fn is_busy(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+    )
 }
 
 /// Counts requests.
