@@ -4,6 +4,7 @@ mod calibration;
 mod failure;
 mod flakes;
 mod gates;
+mod grace;
 mod ledger;
 mod load;
 mod machine;

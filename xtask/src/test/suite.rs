@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 
 use super::{
+    grace::Expedited,
     ledger::Ledger,
     programs::{Built, TestProgram},
     reader::{Case, End},
@@ -52,6 +53,7 @@ impl Outcome {
 
 /// Runs `jobs`, then the tests that are ignored for the reason `long:` if `long`, then the second tries.
 pub(super) fn run(jobs: &[Job], environment: &Environment, ledger: &Ledger, long: bool) -> Result<Outcome> {
+    let _expedited = Expedited::begin()?;
     let mut runs = run::all(jobs, environment, &say)?;
     let programs: Vec<TestProgram> = jobs.iter().map(|job| job.program.clone()).collect();
     if long {
