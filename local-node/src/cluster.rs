@@ -202,7 +202,7 @@ impl LocalCluster {
             }
             if Instant::now() > deadline {
                 let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
-                bail!("waited {PATIENCE:?} until {what}{why}{}", self.control.pods());
+                bail!("waited {PATIENCE:?} in vain until {what}{why}{}", self.control.pods());
             }
             // Each round runs a large program.
             thread::sleep(Duration::from_millis(200));

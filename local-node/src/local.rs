@@ -320,7 +320,7 @@ impl LocalNode {
     }
 
     /// Polls `done` until it returns true; fails when a part of the node ends meanwhile. After `patience` the error has
-    /// the pods and warnings of the node's cluster.
+    /// the pods and warnings of the node's cluster, and the words by which tests recognise a wait that ran out.
     pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + patience;
         let mut pause = SHORTEST_PAUSE;
@@ -332,7 +332,7 @@ impl LocalNode {
             self.check()?;
             if Instant::now() > deadline {
                 let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
-                bail!("waited {patience:?} until {what}{why}{}", self.pods());
+                bail!("waited {patience:?} in vain until {what}{why}{}", self.pods());
             }
             thread::sleep(pause);
             pause = LONGEST_PAUSE.min(pause * 2);

@@ -17,6 +17,8 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 /// With its folder: with a `PATH` of its own, the standard library would search any other name after a fork.
 const NSENTER: &str = "/usr/bin/nsenter";
+/// How long to wait for what a worker of the kernel does.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A network namespace and optionally a mount namespace. The handle keeps both alive; clones share it.
 #[derive(Debug, Clone)]
@@ -202,14 +204,14 @@ impl Namespaces {
 
     /// Waits until an IPv6 address of `link` with this prefix of its text can be used.
     pub fn wait_for_local(&self, link: &str, address: &str) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + PATIENCE;
         while !self
             .run("ip", &["-6", "route", "show", "table", "local", "dev", link])?
             .contains(&format!("local {address}"))
         {
             ensure!(
                 Instant::now() < deadline,
-                "{address} on {link} of {} does not become usable",
+                "waited {PATIENCE:?} in vain until {address} on {link} of {} can be used",
                 self.name
             );
             thread::sleep(Duration::from_millis(5));
@@ -237,12 +239,16 @@ impl Namespaces {
 
     /// The end that came up first drops packets until a worker of the kernel has noticed the other end.
     fn wait_operational(&self, link: &str) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + PATIENCE;
         while !self
             .run("ip", &["-o", "link", "show", "dev", link])?
             .contains("state UP")
         {
-            ensure!(Instant::now() < deadline, "{link} in {} does not come up", self.name);
+            ensure!(
+                Instant::now() < deadline,
+                "waited {PATIENCE:?} in vain until {link} in {} is up",
+                self.name
+            );
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())

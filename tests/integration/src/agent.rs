@@ -29,8 +29,8 @@ pub const KUBELET_SOCKET: &str = "/tmp/kni.sock";
 const READY: &str = "kni-agent: serving on";
 /// Loading the programs takes seconds of CPU time, which a busy machine shares among several agents.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
-const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_mins(1);
+const PAGE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// An address for `--metrics-address`.
 pub const METRICS: &str = "127.0.0.1:9630";

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Binds as soon as an earlier socket is released, within ten seconds. It was closed already, but a process that
 /// another thread is starting holds a copy of it between fork and exec.

@@ -14,7 +14,7 @@ use nix::{
 
 use crate::eventually_sync;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// strace attached to processes, until it is dropped.
 #[derive(Debug)]

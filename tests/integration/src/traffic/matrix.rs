@@ -132,7 +132,7 @@ fn ask(probe: &Probe<'_>, servers: &[&Servers], port: u16, silence: Duration) ->
         let udp = scope.spawn(|| udp_ask_to(probe.from, to, &tokens[1], timeout).map(|answer| answer.identity));
         // An echo reply does not identify its sender: the server that received the request has answered.
         let ping = ping(probe.from, probe.to, &tokens[2], timeout)
-            .map(|()| reached(servers, &tokens[2], Duration::from_secs(1)).join(" and "));
+            .map(|()| reached(servers, &tokens[2], ANSWER).join(" and "));
         let threads = [tcp, udp].map(|thread| thread.join().expect("a probe does not panic"));
         threads.into_iter().chain([ping]).collect::<Vec<_>>()
     });

@@ -19,7 +19,7 @@ use kni_integration::{
 /// The port of servers.
 pub(crate) const PORT: u16 = 8080;
 /// Timeout of an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Datagrams of one exchange.
 pub(crate) const MANY: u64 = 200;
 

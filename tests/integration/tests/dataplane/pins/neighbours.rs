@@ -17,7 +17,7 @@ use kni_integration::{
 use kni_model::EndpointId;
 
 const PORT: u16 = 8080;
-const TIMEOUT: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// Endpoints of this test; the lower ones already have interfaces.
 const A: u32 = 9;
 const B: u32 = 10;

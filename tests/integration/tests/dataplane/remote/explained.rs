@@ -26,7 +26,7 @@ use super::scene::{
 
 /// Packets between two changes of the node.
 const BATCH: u64 = 20;
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// The reader of events looks every 50 ms.
 const EVENTS: Duration = Duration::from_millis(150);
 

@@ -72,7 +72,7 @@ const NUMBERS: u32 = 4096;
 pub(super) const OVERLAY: &str = "overlay0";
 /// The port of all nodes' tunnels.
 pub(super) const VXLAN_PORT: u16 = 4789;
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// How long to look for what must not come, once something else shows that the packet was processed.
 const GLANCE: Duration = Duration::from_millis(20);
 /// The generation of the first row of a node.

@@ -29,7 +29,7 @@ const ENDPOINT: u32 = 1;
 const NUMBER: u32 = 8_000_000;
 /// Bytes of each stream.
 const LENGTH: usize = 2 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// What fits the underlay's 1500 bytes behind the outer headers of IPv6.
 const WAY_MTU: u32 = 1430;
 /// The MTU of the nodes' uplinks, and of pods that were attached before their network had a tunnel.

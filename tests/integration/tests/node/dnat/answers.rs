@@ -17,7 +17,7 @@ use kni_integration::{
 
 use super::{ECHO, FAMILIES, HOST_PORT, NODE_PORT, Scene, VIP_CLOSED, VIP_ECHO, VIP_PORT, node, vip_at};
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Sends requests to the backend over TCP and UDP. Both sockets are connected, so the answer must come from the
 /// requested address.

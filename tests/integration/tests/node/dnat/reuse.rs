@@ -13,7 +13,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{FAMILIES, HOST_PORT, PORT, Scene, VIP_PORT, node, vip_at};
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 fn any(v4: bool, port: u16) -> SocketAddr {
     let any = if v4 { "0.0.0.0:0" } else { "[::]:0" };

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kni_integration::{
     Namespaces,
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
-    require,
+    patience, require,
     stage::address,
     traffic::{Matrix, Probe},
 };
@@ -150,7 +150,7 @@ fn ask_over(from: &Namespaces, interface: &str, to: IpAddr) -> Result<String> {
     from.enter(|| {
         let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
         socket.bind_device(Some(interface.as_bytes()))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         socket.connect(&SockAddr::from(to))?;
         let socket = std::net::UdpSocket::from(socket);
         socket.send(b"who")?;

@@ -7,7 +7,7 @@ use tonic::Code;
 
 use crate::watched::Watched;
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 async fn listed(stage: &Watched) -> Result<ListNetworksResponse> {
     Ok(stage

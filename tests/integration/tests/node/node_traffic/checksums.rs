@@ -24,7 +24,7 @@ use super::{
 };
 
 const QUIET: Duration = Duration::from_millis(200);
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// `ETHTOOL_STXCSUM`: sets checksum offload of sent packets.
 const SET_TX_CHECKSUM: u32 = 0x17;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;

@@ -15,7 +15,7 @@ use kni_integration::{
 use super::FAMILIES;
 
 const CLOSED: u16 = 9;
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_port_refuses() -> Result<()> {

@@ -18,7 +18,7 @@ use kni_integration::{
 
 use super::{FAMILIES, PORT};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_payloads_pass_whole() -> Result<()> {

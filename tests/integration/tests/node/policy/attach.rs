@@ -11,13 +11,13 @@ use kni_integration::{
     eventually_sync,
     frames::PacketSocket,
     oracle::Labels,
-    require,
+    patience, require,
     traffic::Servers,
     world::{Net, NinePods, PolicyText, Setting, index_of, run_labelled},
 };
 use serde_json::Value;
 
-use super::{PATIENCE, PORT, at};
+use super::{PORT, at};
 
 const PODS: usize = 6;
 
@@ -71,7 +71,7 @@ async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Resul
 /// Checks that `knictl flows` reports network, policy and direction.
 fn assert_reported(world: &NinePods, pod: &str, direction: &str, verdict: &str) -> Result<()> {
     let pod = format!("fresh/{pod}");
-    eventually_sync(PATIENCE * 4, || {
+    eventually_sync(patience(), || {
         let shown = world.stage.knictl(&["flows", "--drops", "--pod", &pod, "-o", "json"])?;
         let document: Value = serde_json::from_str(&shown).with_context(|| shown.clone())?;
         let flows = document["flows"].as_array().cloned().unwrap_or_default();

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     frames::PacketSocket,
-    require,
+    patience, require,
     traffic::{Servers, Stream},
     world::{Member, Net, NinePods, PolicyText, Setting, index_of},
 };
@@ -32,7 +32,7 @@ impl Open {
         let (tcp, udp) = client.inside.enter(|| {
             let udp = UdpSocket::bind(any)?;
             udp.connect(server)?;
-            anyhow::Ok((TcpStream::connect_timeout(&server, PATIENCE)?, udp))
+            anyhow::Ok((TcpStream::connect_timeout(&server, patience())?, udp))
         })??;
         tcp.set_read_timeout(Some(PATIENCE))?;
         udp.set_read_timeout(Some(PATIENCE))?;

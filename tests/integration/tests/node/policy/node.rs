@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    require,
+    patience, require,
     traffic::{NoAnswer, Servers, tcp_get, udp_ask},
     world::{NinePods, index_of},
 };
@@ -28,10 +28,10 @@ async fn node_may_always_reach_its_pods() -> Result<()> {
         for v4 in [true, false] {
             let x = at(&world, "x/a", v4, PORT).ip();
             let told = || format!("IPv4 {v4} under {policies:?}");
-            let by_node = tcp_get(&world.stage.node, x, PORT, PATIENCE).with_context(told)?;
+            let by_node = tcp_get(&world.stage.node, x, PORT, patience()).with_context(told)?;
             ensure!(by_node.identity == "x/a", "{}", told());
             ensure!(
-                udp_ask(&world.stage.node, x, PORT, PATIENCE)
+                udp_ask(&world.stage.node, x, PORT, patience())
                     .with_context(told)?
                     .identity
                     == "x/a"

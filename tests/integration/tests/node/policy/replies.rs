@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use kni_integration::{
-    require,
+    patience, require,
     traffic::{NoAnswer, Servers, new_token, ping, tcp_get, udp_ask},
     world::{NinePods, index_of},
 };
@@ -32,9 +32,9 @@ async fn replies_pass_under_default_deny_of_their_direction() -> Result<()> {
             &world.member(index_of("x/a")).inside,
             &world.member(index_of("y/a")).inside,
         );
-        ensure!(tcp_get(from_y, x, PORT, PATIENCE)?.identity == "x/a");
-        ensure!(udp_ask(from_y, x, PORT, PATIENCE)?.identity == "x/a");
-        ping(from_y, x, &new_token(), PATIENCE)?;
+        ensure!(tcp_get(from_y, x, PORT, patience())?.identity == "x/a");
+        ensure!(udp_ask(from_y, x, PORT, patience())?.identity == "x/a");
+        ping(from_y, x, &new_token(), patience())?;
         ensure!(tcp_get(from_x, y, PORT, PATIENCE) == Err(NoAnswer::Timeout));
         ensure!(udp_ask(from_x, y, PORT, PATIENCE) == Err(NoAnswer::Timeout));
     }
@@ -59,7 +59,7 @@ async fn an_echo_request_is_no_reply_even_with_the_identifier_of_one() -> Result
                 denied == Err(NoAnswer::Timeout),
                 "{order} y has asked, IPv4 {v4}: {denied:?}"
             );
-            ping(from_y, x, &new_token(), PATIENCE)?;
+            ping(from_y, x, &new_token(), patience())?;
         }
     }
     Ok(())

@@ -23,7 +23,7 @@ pub(crate) const WIRE_V4: &str = "192.0.2.1";
 /// See [`WIRE_V4`].
 pub(crate) const WIRE_V6: &str = "2001:db8:200::1";
 /// Timeout of a probe.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A `default` network of the eBPF provider, and one network of each other provider.
 pub(crate) fn networks() -> Vec<Manifest> {

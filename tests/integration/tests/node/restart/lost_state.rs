@@ -17,7 +17,7 @@ use kni_integration::{
     agent::SOCKET,
     eventually,
     kubelet::Sandbox,
-    long, require,
+    long, patience, require,
     traffic::{Servers, Stream},
 };
 use tonic::Code;
@@ -30,7 +30,6 @@ const PORT: u16 = 8080;
 const CANARY: u16 = 7777;
 const STATE: &str = "/run/kni/state.redb";
 const LINKS: &str = "/sys/fs/bpf/kni/links";
-const PATIENCE: Duration = Duration::from_secs(15);
 /// Time under traffic before and after a repair.
 const STEADY: Duration = Duration::from_millis(300);
 
@@ -121,7 +120,7 @@ impl Town {
 
     /// Waits until all interfaces exist with the same answers and are healthy, and pods can be attached.
     async fn whole(&self) -> Result<()> {
-        eventually(PATIENCE, async || {
+        eventually(patience(), async || {
             let status = self.stage.status().await?;
             ensure!(status.ready, "not ready: {:?}", status.reasons);
             let interfaces = self.stage.interfaces().await?;
@@ -250,7 +249,7 @@ impl Town {
     }
 
     async fn until_ready(&self) -> Result<()> {
-        eventually(PATIENCE, async || {
+        eventually(patience(), async || {
             let status = self.stage.status().await?;
             ensure!(status.ready, "{:?}", status.reasons);
             Ok(())
@@ -390,7 +389,7 @@ async fn pins_and_programs_come_back(town: &mut Town) -> Result<()> {
         let before = pins()?;
         town.stage.node.run("sh", &["-c", harm])?;
         let began = Instant::now();
-        eventually(PATIENCE, async || {
+        eventually(patience(), async || {
             let now = pins()?;
             ensure!(now == before, "{now} pins instead of {before}");
             Ok(())
@@ -411,7 +410,7 @@ async fn pins_and_programs_come_back(town: &mut Town) -> Result<()> {
         let pin = format!("{LINKS}/{name}");
         town.stage.node.run("bpftool", &["link", "detach", "pinned", &pin])?;
     }
-    eventually(PATIENCE, async || {
+    eventually(patience(), async || {
         let now = links(town).await?;
         ensure!(now.keys().eq(before.keys()), "{now:?} instead of {before:?}");
         let same = now.iter().find(|(name, id)| before.get(*name) == Some(id));

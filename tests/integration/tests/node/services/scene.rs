@@ -21,7 +21,7 @@ use super::objects::{BACK, FRONT, HERE, ZONE, networks, vip};
 /// Both families, IPv4 first.
 pub(crate) const FAMILIES: [bool; 2] = [true, false];
 /// Timeout of an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Time to wait before no answer counts as silence.
 const SILENCE: Duration = Duration::from_millis(700);
 

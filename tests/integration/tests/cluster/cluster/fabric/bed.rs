@@ -27,7 +27,7 @@ pub(super) const WITH_GREEN: [&str; 4] = ["plain", "red-team", "blue-team", "gre
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
 
 /// Time to wait for a crafted packet.
-const RAW_PATIENCE: Duration = Duration::from_secs(10);
+const RAW_PATIENCE: Duration = Duration::from_mins(1);
 
 /// What differs between beds.
 #[derive(Default)]

@@ -33,7 +33,7 @@ const DATAGRAM: usize = 9_000;
 const ECHO: u16 = 7100;
 const CLOSED: u16 = 7101;
 const SCTP: u8 = 132;
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Each network, from each node to each other, in both families.
 pub(super) fn passes_unchanged(bed: &Bed) -> Result<()> {
