@@ -14,7 +14,10 @@ use kni_api::{
     node_network::{ClosedNamespace, NodeNetworkEntry, PolicySummary, RefusedPolicy},
     set_condition,
 };
-use kni_model::view::{NetworkView, StatusView};
+use kni_model::{
+    policy::PolicyKind,
+    view::{NetworkView, StatusView},
+};
 use kni_reflectors::version_of;
 use kube::{
     Api,
@@ -35,10 +38,14 @@ const GATHER: Duration = Duration::from_millis(100);
 /// Maximum number of refused policies, and of namespaces over their quota, that are listed.
 const MOST_REFUSED: usize = 64;
 
-/// The egress policies and their generations.
-fn egress_generations(tables: &Tables) -> BTreeMap<Key, i64> {
+/// The egress policies and their generations, if the status acknowledges all of them.
+fn acknowledged_egress(tables: &Tables, status: &NodeNetworkStatus) -> Option<BTreeMap<Key, i64>> {
+    let acknowledged = status.policies.resource_versions.get(PolicyKind::EgressPolicy.as_str());
+    if *acknowledged? != tables.egress_policies.newest().to_string() {
+        return None;
+    }
     let rows = tables.egress_policies.rows().iter();
-    rows.map(|(key, row)| (key.clone(), row.generation)).collect()
+    Some(rows.map(|(key, row)| (key.clone(), row.generation)).collect())
 }
 
 impl ObjectControllers {
@@ -85,7 +92,7 @@ impl ObjectControllers {
             }
             let known = tables.own_network.get("", &self.node).cloned();
             let status = self.node_status(&tables, agent, views);
-            let egress = egress_generations(&tables);
+            let egress = acknowledged_egress(&tables, &status);
             let times = VersionTimes::new(&self.node, tables.node_endpoints.rows().len());
             (tables.own_network.newest(), known, egress, times, status)
         };
@@ -103,8 +110,9 @@ impl ObjectControllers {
         if before.as_ref() == Some(&status) || self.sent_status().as_ref().is_some_and(dropped) {
             return Ok(());
         }
-        let can_wait =
-            |sent: &mut SentStatus| before == sent.stored && sent.can_wait(Instant::now(), &status, &egress, &times);
+        let can_wait = |sent: &mut SentStatus| {
+            before == sent.stored && sent.can_wait(Instant::now(), &status, egress.as_ref(), &times)
+        };
         if self.sent_status().as_mut().is_some_and(can_wait) {
             // A later round writes it.
             return Ok(());
@@ -125,13 +133,7 @@ impl ObjectControllers {
         };
         let mut written = api.patch_status(&self.node, &params, &Patch::Json::<()>(patch)).await?;
         written.metadata.managed_fields = None;
-        *self.sent_status() = Some(SentStatus {
-            sent: status,
-            stored: written.status.clone(),
-            at: Instant::now(),
-            versions_wait: None,
-            egress,
-        });
+        self.note_sent(status, written.status.clone(), egress);
         let version = version_of(&written.metadata);
         self.cache.change_written(|tables| {
             let key = Key::new("", &self.node);
@@ -140,6 +142,24 @@ impl ObjectControllers {
                 .put_written(key, since, version, Some(Arc::new(written)))
         });
         Ok(())
+    }
+
+    /// Notes a written status. `egress` are the egress policies that it acknowledges, if these are all.
+    fn note_sent(
+        &self,
+        status: NodeNetworkStatus,
+        stored: Option<NodeNetworkStatus>,
+        egress: Option<BTreeMap<Key, i64>>,
+    ) {
+        let mut sent = self.sent_status();
+        let before = sent.take().map(|sent| sent.egress);
+        *sent = Some(SentStatus {
+            sent: status,
+            stored,
+            at: Instant::now(),
+            versions_wait: None,
+            egress: egress.or(before).unwrap_or_default(),
+        });
     }
 
     fn node_status(&self, tables: &Tables, agent: &StatusView, views: &[NetworkView]) -> NodeNetworkStatus {

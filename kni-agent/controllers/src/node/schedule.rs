@@ -29,17 +29,18 @@ pub(crate) struct SentStatus {
     pub(super) at: Instant,
     /// Since when versions of policies wait.
     pub(super) versions_wait: Option<Instant>,
-    /// The egress policies and their generations.
+    /// The egress policies that the last status with all of them acknowledged, and their generations.
     pub(super) egress: BTreeMap<Key, i64>,
 }
 
 impl SentStatus {
-    /// Whether the difference to what was sent last can wait. `egress` are the present egress policies.
+    /// Whether the difference to what was sent last can wait. `egress` are the present egress policies, if `status`
+    /// acknowledges all of them: one that does not yet has nothing that kni-controller waits for.
     pub(super) fn can_wait(
         &mut self,
         now: Instant,
         status: &NodeNetworkStatus,
-        egress: &BTreeMap<Key, i64>,
+        egress: Option<&BTreeMap<Key, i64>>,
         times: &VersionTimes,
     ) -> bool {
         let written = now.saturating_duration_since(self.at);
@@ -49,7 +50,7 @@ impl SentStatus {
             return written < FIGURES;
         }
         take_versions(&mut same, &self.sent);
-        if same != self.sent || self.egress != *egress {
+        if same != self.sent || egress.is_some_and(|present| self.egress != *present) {
             return false;
         }
         let since = *self.versions_wait.get_or_insert(now);
@@ -127,19 +128,21 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut status = sent.sent.clone();
         status.policies.known = 1;
-        assert!(sent.can_wait(at(60), &status, &egress, &times));
+        assert!(sent.can_wait(at(60), &status, Some(&egress), &times));
         status.policies.known = 2;
-        let again = sent.can_wait(at(61), &status, &egress, &times);
+        let again = sent.can_wait(at(61), &status, Some(&egress), &times);
         assert!(again, "a second change begins no new delay");
-        assert!(!sent.can_wait(at(62), &status, &egress, &times));
+        assert!(!sent.can_wait(at(62), &status, Some(&egress), &times));
         sent.at = at(62);
-        let written = sent.can_wait(at(66), &status, &egress, &times);
+        let written = sent.can_wait(at(66), &status, Some(&egress), &times);
         assert!(written, "it was written a moment ago");
         let new = BTreeMap::from([(Key::new("a", "b"), 1)]);
-        let new = sent.can_wait(at(66), &status, &new, &times);
+        let unknown = sent.can_wait(at(66), &status, None, &times);
+        assert!(unknown, "it is not applied yet");
+        let new = sent.can_wait(at(66), &status, Some(&new), &times);
         assert!(!new, "the status of an egress policy waits");
         status.conditions = vec![Condition::now("Ready", false, "NotReady", "", None)];
-        let condition = sent.can_wait(at(66), &status, &egress, &times);
+        let condition = sent.can_wait(at(66), &status, Some(&egress), &times);
         assert!(!condition, "a condition never waits");
     }
 
