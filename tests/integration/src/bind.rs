@@ -7,7 +7,7 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Binds as soon as an earlier socket is released, within ten seconds. It was closed already, but a process that
+/// Binds as soon as an earlier socket is released, within a minute. It was closed already, but a process that
 /// another thread is starting holds a copy of it between fork and exec.
 pub fn when_free<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
     let deadline = Instant::now() + PATIENCE;

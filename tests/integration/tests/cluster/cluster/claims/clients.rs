@@ -78,8 +78,9 @@ pub(crate) fn unreliable(to: &Client) -> Client {
     Client::new(service, "default")
 }
 
-/// A client that repeats reads for which the API server is too busy: one whose cache has not reached the version that
-/// a list asks for within 3 s answers 504 (`Cacher.waitUntilFreshAndBlock` of k8s.io/apiserver).
+/// A client that repeats a read while the API server answers 429, 503 or 504. The API server answers a list with 504 if
+/// its watch cache does not reach the requested resource version within 3 s (`waitUntilFreshAndBlock` of
+/// k8s.io/apiserver).
 pub(crate) fn repeating(to: &Client) -> Client {
     let to = to.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
