@@ -15,7 +15,7 @@ use nix::sys::socket::{
     sockopt::Ipv6MulticastHops,
 };
 
-use super::{Pod, VethSpec, netns_path, on_node, spec};
+use super::{Pod, VethSpec, netns_path, on_node, on_node_with_ip, spec};
 use crate::{Netlink, OurRoute, OurRule, netns, own, prepare_host_interface, prepare_pod_interface};
 
 const MAIN: u32 = 254;
@@ -82,7 +82,7 @@ fn all_rules() -> String {
 
 #[test]
 fn rules_follow_the_subnets() {
-    on_node("rules_follow_the_subnets", async || {
+    on_node_with_ip("rules_follow_the_subnets", async || {
         let node = Netlink::new().unwrap();
         let before = all_rules();
         // A foreign rule that differs from KNI's only by its protocol.

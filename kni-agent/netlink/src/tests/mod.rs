@@ -12,6 +12,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     panic::resume_unwind,
     path::PathBuf,
+    process::Command,
     thread,
 };
 
@@ -31,15 +32,34 @@ const NODE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xffff, 0, 0, 0, 0, 0, 1);
 /// Runs `body` as a fresh node: new network namespace, private mounts, empty `/run`; all of it is removed with the
 /// thread.
 fn on_node(test: &str, body: impl AsyncFnOnce() + Send + 'static) {
-    if !geteuid().is_root() {
-        let required = env::var("KNI_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|r| r.trim() == "netns"),
-            "{test} needs root and KNI_REQUIRE asks for it"
-        );
-        println!("SKIP {test}: needs root");
-        return;
+    if geteuid().is_root() {
+        run_on_node(body);
+    } else {
+        skip(test, "root");
     }
+}
+
+/// [`on_node`] of a test that executes `ip`, of iproute2.
+fn on_node_with_ip(test: &str, body: impl AsyncFnOnce() + Send + 'static) {
+    let is_there = Command::new("ip").arg("-V").output().is_ok();
+    if is_there {
+        on_node(test, body);
+    } else {
+        skip(test, "ip of iproute2");
+    }
+}
+
+/// Skips a test; fails it where `KNI_REQUIRE` asks for its namespaces.
+fn skip(test: &str, need: &str) {
+    let required = env::var("KNI_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|name| name.trim() == "netns"),
+        "{test} needs {need} and KNI_REQUIRE asks for it"
+    );
+    println!("SKIP {test}: needs {need}");
+}
+
+fn run_on_node(body: impl AsyncFnOnce() + Send + 'static) {
     let node = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
         let none = None::<&str>;

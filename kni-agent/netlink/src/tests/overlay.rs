@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::on_node;
+use super::{on_node, on_node_with_ip};
 use crate::{Error, Netlink, RemoteRoute, own::OVERLAY_NAME};
 
 const PORT: u16 = 4789;
@@ -101,7 +101,7 @@ fn the_tunnel_device_is_down_without_its_programs() {
 
 #[test]
 fn another_device_with_the_port_is_named_and_stays() {
-    on_node("another_device_with_the_port_is_named_and_stays", async || {
+    on_node_with_ip("another_device_with_the_port_is_named_and_stays", async || {
         let node = Netlink::new().unwrap();
         ip("link set lo up");
         ip("address add 192.0.2.1/32 dev lo");
@@ -131,7 +131,7 @@ fn another_device_with_the_port_is_named_and_stays() {
 
 #[test]
 fn a_working_device_stays_where_another_one_has_the_new_port() {
-    on_node(
+    on_node_with_ip(
         "a_working_device_stays_where_another_one_has_the_new_port",
         async || {
             let node = Netlink::new().unwrap();
@@ -164,7 +164,7 @@ fn a_working_device_stays_where_another_one_has_the_new_port() {
 
 #[test]
 fn routes_through_the_tunnel_have_the_mtu_of_the_way() {
-    on_node("routes_through_the_tunnel_have_the_mtu_of_the_way", async || {
+    on_node_with_ip("routes_through_the_tunnel_have_the_mtu_of_the_way", async || {
         let node = Netlink::new().unwrap();
         ip("link set lo up");
         ip("address add 192.0.2.1/32 dev lo");

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use futures::future::join_all;
 
-use super::{Pod, mac, netns_path, on_node, spec};
+use super::{Pod, mac, netns_path, on_node, on_node_with_ip, spec};
 use crate::{Error, Existing, Netlink, netns, own};
 
 #[test]
@@ -156,7 +156,7 @@ fn deletion_is_idempotent_and_checks_the_name() {
 
 #[test]
 fn a_batch_never_takes_a_stranger_along() {
-    on_node("a_batch_never_takes_a_stranger_along", async || {
+    on_node_with_ip("a_batch_never_takes_a_stranger_along", async || {
         let node = Netlink::new().unwrap();
         let mut links = Vec::new();
         for number in 1..=3 {
