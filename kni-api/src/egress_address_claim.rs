@@ -111,7 +111,7 @@ pub struct EgressAddressClaimSpec {
     #[schemars(range(min = 0))]
     pub epoch: i64,
     /// The nodes whose pods leave with the address, each with a unit of 1024 of its ports. They send their packets to the
-    /// node that answers for it. Empty: only pods of that node leave, from all ports.
+    /// node that answers for it. Pods of other nodes do not leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 63), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["unit"]))]
     pub shares: Vec<EgressShare>,

@@ -105,7 +105,8 @@ map_types! {
     pub struct EgressShareValue {
         /// One of `SHARE_*`.
         pub role: u32,
-        /// A node, key of `NODES`, which is reached through the tunnel; 0 for this one.
+        /// A node, key of `NODES`, which is reached through the tunnel. 0: this node; with [`SHARE_OTHER`] one without
+        /// a known way, whose packets are dropped.
         pub node: u32,
         /// With [`SHARE_LEAVE`] the first port of this node's pods, host byte order. Otherwise 0.
         pub first: u16,

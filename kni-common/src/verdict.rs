@@ -186,7 +186,7 @@ verdicts! {
     /// The address that an egress policy or the network demands is not this node's to use.
     EgressAddress = 74, "egress_address", "the address that the pod must leave with may not be used on this node, or no node answers for it";
     /// `NODES` has no usable row of the node that the destination's route names.
-    NoNode = 75, "no_node", "the way to the node of the destination pod is not known";
+    NoNode = 75, "no_node", "the way to the node of the destination pod, or of the port of the egress address, is not known";
     /// From another node than the one that the source's route names, or by another way.
     ForeignNode = 76, "foreign_node", "came from a node that does not have the source address";
     /// Through the tunnel, for a network without pods here.

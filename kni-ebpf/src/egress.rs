@@ -14,7 +14,7 @@ use kni_common::{
 
 use crate::{
     action::{DROP, NEXT},
-    config,
+    config, count,
     decision::{Decision, Reason},
     fragment, masquerade,
     packet::{self, Class, Packet},
@@ -179,8 +179,8 @@ pub fn forward(ctx: &TcContext) -> i32 {
     unsafe { bpf_redirect_neigh(config.uplink, core::ptr::null_mut(), 0, 0) as i32 }
 }
 
-/// Sends a packet from outside that is for no pod of this node to the node that has the port of the egress address. All
-/// others are left to the stack.
+/// Sends a packet from outside that is for no pod of this node to the node that has the port of the egress address, and
+/// drops it where the way there is not known. All others are left to the stack.
 #[inline(always)]
 pub fn pass_on(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     if remote::overlay().is_none_or(|overlay| overlay.forwards_egress == 0) {
@@ -189,10 +189,18 @@ pub fn pass_on(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     let Some(node) = Decision::from_word(egress_receiver(ctx.skb.skb, place, packet)).answering() else {
         return NEXT;
     };
+    let Some(row) = remote::row(Decision::node(node, true)) else {
+        // The stack would reset the connection, which it does not have.
+        return match work::begin(place, packet) {
+            Some(work) => count::dropped(ctx, &mut work.event, Verdict::NoNode as u16),
+            None => DROP,
+        };
+    };
     if packet.is_first() {
         fragment::record(OUTSIDE, Direction::FromUplink, packet);
     }
-    send(ctx, node)
+    skb::clear_priority(ctx);
+    remote::through_tunnel(ctx, EGRESS_NUMBER, row)
 }
 
 /// The node that has the unit of the packet's destination port, as [`Decision::owner`].

@@ -302,7 +302,10 @@ fn rights_versions(tables: &Tables) -> [u64; 9] {
 fn is_lasting(refusal: &EgressRefusal) -> bool {
     !matches!(
         refusal,
-        EgressRefusal::Unassigned | EgressRefusal::Unverified | EgressRefusal::NoPorts { exhausted: false, .. }
+        EgressRefusal::Unassigned
+            | EgressRefusal::Unverified
+            | EgressRefusal::Unforwarded
+            | EgressRefusal::NoPorts { exhausted: false, .. }
     )
 }
 

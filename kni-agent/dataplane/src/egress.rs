@@ -12,6 +12,8 @@ use kni_common::{
     },
 };
 
+use tokio::sync::watch;
+
 use super::{Dataplane, DataplaneError, lock, membarrier, pin::Pins, table::Table, way::Way};
 
 /// The node that answers for an egress address.
@@ -30,8 +32,9 @@ pub struct EgressShares {
     pub answering: Answering,
     /// The unit of its ports that this node's pods leave with; none where they do not.
     pub unit: Option<u8>,
-    /// Where this node answers for it: units of other nodes, and the tunnels to them.
-    pub others: BTreeMap<u8, Way>,
+    /// Where this node answers for it: units of other nodes, and the tunnels to them. Without one their packets are
+    /// dropped.
+    pub others: BTreeMap<u8, Option<Way>>,
 }
 
 type Rows = BTreeMap<EgressShareKey, EgressShareValue>;
@@ -45,6 +48,8 @@ pub(super) struct ShareMaps {
     held: Option<BTreeSet<IpAddr>>,
     /// Whether the rows have `held`.
     held_is_written: bool,
+    /// See [`Dataplane::answered_addresses`].
+    answered: watch::Sender<BTreeSet<IpAddr>>,
 }
 
 impl ShareMaps {
@@ -54,6 +59,7 @@ impl ShareMaps {
             desired: None,
             held: None,
             held_is_written: false,
+            answered: watch::Sender::default(),
         })
     }
 
@@ -65,6 +71,13 @@ impl ShareMaps {
 
     pub(super) fn set_desired(&mut self, desired: &BTreeMap<IpAddr, EgressShares>) {
         self.desired = Some(desired.clone());
+        let here = desired.iter().filter(|(_, shares)| shares.answering == Answering::Here);
+        let here = here.map(|(address, _)| *address).collect();
+        self.answered.send_if_modified(|answered| {
+            let is_changed = *answered != here;
+            *answered = here;
+            is_changed
+        });
     }
 
     /// Writes the rows. Returns whether this node forwards for others, and whether rows were removed or changed; `None`
@@ -122,7 +135,8 @@ fn rows(
         }
         if node == 0 {
             let others = shares.others.iter();
-            rows.extend(others.filter_map(|(unit, way)| Some((key(*unit), plain(SHARE_OTHER, number(way)?)))));
+            let node = |way: &Option<Way>| way.as_ref().and_then(&number).unwrap_or_default();
+            rows.extend(others.map(|(unit, way)| (key(*unit), plain(SHARE_OTHER, node(way)))));
         }
     }
     rows
@@ -138,8 +152,14 @@ const fn plain(role: u32, node: u32) -> EgressShareValue {
 }
 
 impl Dataplane {
-    /// Sets which egress addresses the uplink has, or is about to get. When it returns, this node forwards for these
-    /// addresses, and nothing with others.
+    /// The egress addresses that this node answers for, as of the last [`Self::set_fabric`]: with these it forwards for
+    /// other nodes from [`Self::set_held_addresses`] on.
+    pub fn answered_addresses(&self) -> watch::Receiver<BTreeSet<IpAddr>> {
+        lock(&self.fabric).shares.answered.subscribe()
+    }
+
+    /// Sets which egress addresses the uplink has, or is about to get. When it returns, this node forwards for those of
+    /// these addresses that it answers for, and nothing with others.
     ///
     /// Called before an address is added and after one was removed: in between, the node's stack would answer packets
     /// of connections that it does not have with resets. After a failure the next call writes the rows again.
@@ -192,14 +212,20 @@ mod tests {
             answering: Answering::Here,
             unit: Some(2),
             others: [
-                (3, way("192.0.2.3")),
-                (4, way("192.0.2.4")), // No way there is known.
+                (3, Some(way("192.0.2.3"))),
+                (4, Some(way("192.0.2.4"))), // It leads nowhere yet.
+                (5, None),
             ]
             .into(),
         };
         assert_eq!(
             shown(&shares, true),
-            [(0, SHARE_LEAVE, 0, 2048, 3071), (3, SHARE_OTHER, 3, 0, 0)]
+            [
+                (0, SHARE_LEAVE, 0, 2048, 3071),
+                (3, SHARE_OTHER, 3, 0, 0),
+                (4, SHARE_OTHER, 0, 0, 0),
+                (5, SHARE_OTHER, 0, 0, 0)
+            ]
         );
         assert_eq!(shown(&shares, false), []);
     }

@@ -291,7 +291,7 @@ fn rows(desired: &Desired, device: Option<u32>, hops: &NextHops) -> FabricRows {
     }
 }
 
-/// The egress addresses whose ways there are.
+/// The egress addresses, without those that another node answers for to which there is no way.
 fn shares(desired: &Desired, resolved: &BTreeMap<Way, Way>) -> BTreeMap<IpAddr, EgressShares> {
     let shares = desired.egress.iter().filter_map(|(address, shares)| {
         let answering = match shares.answering {
@@ -299,7 +299,7 @@ fn shares(desired: &Desired, resolved: &BTreeMap<Way, Way>) -> BTreeMap<IpAddr, 
             Answering::There(way) => Answering::There(*resolved.get(&way)?),
         };
         let others = shares.others.iter();
-        let others = others.filter_map(|(unit, way)| Some((*unit, *resolved.get(way)?)));
+        let others = others.map(|(unit, way)| (*unit, way.and_then(|way| resolved.get(&way).copied())));
         let shares = EgressShares {
             answering,
             unit: shares.unit,

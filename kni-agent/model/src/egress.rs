@@ -103,11 +103,6 @@ pub enum EgressRefusal {
     InUse(String),
     /// No node owns it yet.
     Unassigned,
-    /// Another node owns it.
-    Elsewhere {
-        /// The owner.
-        node: String,
-    },
     /// The node that is to answer for it cannot.
     NotAnswered {
         /// The node.
@@ -122,13 +117,10 @@ pub enum EgressRefusal {
         /// Whether they have all of them.
         exhausted: bool,
     },
-    /// This node is to own it; another one has not released it yet.
-    NotReleased {
-        /// The node that still holds it.
-        node: String,
-    },
     /// It has not been looked for on the link yet.
     Unverified,
+    /// This node does not know yet which nodes share it.
+    Unforwarded,
     /// A host on the link has it.
     Conflict {
         /// The MAC address of the host.
@@ -147,12 +139,11 @@ impl EgressRefusal {
             Self::Reserved(_) => "AddressReserved",
             Self::InUse(_) => "AddressInUse",
             Self::Unassigned => "AddressNotAssigned",
-            Self::Elsewhere { .. } => "AddressOnOtherNode",
             Self::NotAnswered { .. } => "AddressNotReady",
             Self::NoPorts { exhausted: false, .. } => "PortsNotAssigned",
             Self::NoPorts { exhausted: true, .. } => "PortsExhausted",
-            Self::NotReleased { .. } => "AddressNotReleased",
             Self::Unverified => "AddressNotVerified",
+            Self::Unforwarded => "AddressNotForwarded",
             Self::Conflict { .. } => "AddressConflict",
             Self::NotAdded(_) => "AddressNotAdded",
         }
@@ -180,18 +171,13 @@ impl EgressRefusal {
             Self::Reserved(what) => format!("{address} is {what}"),
             Self::InUse(user) => format!("{address} is in use by {user}"),
             Self::Unassigned => format!("no node owns {address} yet"),
-            Self::Elsewhere { node } => {
-                format!("{address} belongs to node {node}: only pods on that node leave with it")
-            }
             Self::NotAnswered { node, message } => format!("node {node} cannot use {address}: {message}"),
             Self::NoPorts { exhausted: false, .. } => format!("this node has no ports of {address} yet"),
             Self::NoPorts { nodes, .. } => {
                 format!("all ports of {address} belong to {nodes} other nodes")
             }
-            Self::NotReleased { node } => {
-                format!("{address} is to move here, but node {node} has not released it")
-            }
             Self::Unverified => format!("the link has not been searched for another host with {address} yet"),
+            Self::Unforwarded => format!("this node does not know yet which nodes share {address}"),
             Self::Conflict { mac } => format!("{address} is in use on the link, by the host with MAC address {mac}"),
             Self::NotAdded(error) => format!("{address} cannot be added to the uplink: {error}"),
         }

@@ -125,7 +125,8 @@ impl Uplink {
                 })
             }));
             let is_decisive = |refused: &RefusedAddress| {
-                refused.refusal != EgressRefusal::Unverified || !egress.shared.contains(&refused.address)
+                let passes = matches!(refused.refusal, EgressRefusal::Unverified | EgressRefusal::Unforwarded);
+                !passes || !egress.shared.contains(&refused.address)
             };
             let row = match &egress.source {
                 _ if refused.iter().any(is_decisive) => EgressRow::Refused,
@@ -200,10 +201,11 @@ impl Uplink {
         dedicated: &BTreeSet<IpAddr>,
     ) -> Result<Missing, UplinkError> {
         self.leave_former(state, uplink)?;
-        let missing = self.add_addresses(state, uplink, dedicated)?;
+        // Before the addresses: the programs keep packets for them from the node's stack.
         if Self::needs_programs(state) {
             self.attach(state, uplink)?;
         }
+        let missing = self.add_addresses(state, uplink, dedicated)?;
         self.keep_out(state, uplink)?;
         Ok(missing)
     }
@@ -274,6 +276,15 @@ impl Uplink {
             // The background task verifies them.
             self.wake.notify_one();
         }
+        // Without the rows of other nodes' shares the node's stack would reset their connections. The background task
+        // adds the address when they are known.
+        let unforwarded = &(&new & &state.answering) - &self.answered.borrow();
+        new.retain(|address| !unforwarded.contains(address));
+        missing.extend(
+            unforwarded
+                .into_iter()
+                .map(|address| (address, EgressRefusal::Unforwarded)),
+        );
         if new.is_empty() {
             return Ok(missing);
         }

@@ -79,7 +79,8 @@ pub struct UplinkOptions {
 /// - A row never uses an address that neither the operator nor a policy requested: an interface that may not use one of
 ///   its addresses, or whose address cannot be added, has no egress.
 /// - An address is on the uplink only while a user has the right to it ([`Uplink::set_rights`]), and only if no other
-///   host answered for it before it was added.
+///   host answered for it before it was added. One that other nodes share is added only once the dataplane forwards for
+///   them.
 pub struct Uplink {
     options: UplinkOptions,
     dataplane: Arc<Dataplane>,
@@ -104,6 +105,8 @@ pub struct Uplink {
     network_changes: watch::Sender<()>,
     /// The version of the rights that were applied last.
     applied: watch::Sender<u64>,
+    /// The addresses with which the dataplane forwards for other nodes once they are on the uplink.
+    answered: watch::Receiver<BTreeSet<IpAddr>>,
 }
 
 #[derive(Default)]
@@ -162,6 +165,7 @@ impl Uplink {
         dataplane.set_node_routes(node.routes())?;
         log_uplink(&node);
         let shared_ports = shared_ports(&options.ports);
+        let answered = dataplane.answered_addresses();
         let state = State {
             node,
             record,
@@ -183,6 +187,7 @@ impl Uplink {
             gone: Notify::new(),
             network_changes: watch::Sender::new(()),
             applied: watch::Sender::new(0),
+            answered,
         };
         Ok((Arc::new(uplink), changes))
     }
@@ -274,6 +279,7 @@ impl Uplink {
     /// Follows the node's network and retries failures. Never returns.
     pub async fn keep(self: Arc<Self>, mut changes: Changes) {
         let mut pause = SHORTEST_PAUSE;
+        let mut answered = self.answered.clone();
         loop {
             let asked = Arc::clone(&self);
             let again = tokio::task::spawn_blocking(move || {
@@ -296,6 +302,7 @@ impl Uplink {
                         true
                     }
                     () = self.wake.notified() => true,
+                    Ok(()) = answered.changed() => true,
                     () = self.gone.notified() => {
                         let asked = Arc::clone(&self);
                         let stale = tokio::task::spawn_blocking(move || asked.state().is_stale);

@@ -207,14 +207,6 @@ pub(super) fn first_shares(tables: &Tables, address: IpAddr, found: &Use) -> Vec
     shares.next(&Unused::new(), &mut Unused::new(), (Timestamp::now(), Instant::now()))
 }
 
-/// Whether the node that is to answer for an address does so for pods of other nodes although it has none itself. An
-/// agent of an earlier release reports that it does not use the address.
-fn answers_for_others(claim: &EgressAddressClaim) -> bool {
-    let conditions = claim.status.iter().flat_map(|status| &status.conditions);
-    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
-    !claim.spec.shares.is_empty() && !ready.any(|condition| condition.reason == "NotUsed")
-}
-
 fn claim_step(
     tables: &Tables,
     found: Option<&Use>,
@@ -242,7 +234,8 @@ fn claim_step(
         node_uid: claim.spec.node_uid.clone(),
         epoch: claim.spec.epoch,
     };
-    let is_able = found.nodes.contains_key(&assigned.node_name) || answers_for_others(claim);
+    // With shares it answers for pods of other nodes, also if it has none itself.
+    let is_able = found.nodes.contains_key(&assigned.node_name) || !claim.spec.shares.is_empty();
     if !is_able || is_fenced(tables.nodes.get("", &assigned.node_name), &assigned) {
         let other = choose(tables, found).filter(|node| !is_same_node(node, &assigned));
         if let Some(node) = other {
@@ -386,10 +379,10 @@ mod tests {
         assert_eq!(step(&tables, &[]), "-");
         put_claim(&mut tables, ("n1", "u1"), Some(("n1", "u1")), false);
         let both = [("n1", 1), ("n2", 9)];
-        assert_eq!(step(&tables, &both), "share n1=1 n2=2", "of an earlier release");
-        let mut old = tables.egress_claims.rows().values().next().unwrap().as_ref().clone();
+        assert_eq!(step(&tables, &both), "share n1=1 n2=2");
+        let mut shared = tables.egress_claims.rows().values().next().unwrap().as_ref().clone();
         assert_eq!(step(&tables, &[("n2", 9)]), "assign n2 5", "it serves no other nodes");
-        old.spec.shares = [("n1", 1), ("n2", 2)]
+        shared.spec.shares = [("n1", 1), ("n2", 2)]
             .map(|(node, unit)| EgressShare {
                 node_name: node.to_owned(),
                 node_uid: node.replace('n', "u"),
@@ -402,12 +395,9 @@ mod tests {
             tables.egress_claims.put(Key::new("", "192.0.2.25"), Some(claim));
             step(&tables, &[("n2", 9)])
         };
-        assert_eq!(put(&old), "share n1=1 n2=2", "it is stable, and its unit rests");
-        old.spec.shares.remove(0);
-        assert_eq!(put(&old), "-", "without pods");
-        let report = kni_api::Condition::now("Ready", false, "NotUsed", "no pod leaves with it", None);
-        old.status.as_mut().unwrap().conditions.push(report);
-        assert_eq!(put(&old), "assign n2 5", "an agent of an earlier release");
+        assert_eq!(put(&shared), "share n1=1 n2=2", "it is stable, and its unit rests");
+        shared.spec.shares.remove(0);
+        assert_eq!(put(&shared), "-", "without pods");
         assert_eq!(step(&tables, &[]), "delete");
         put_claim(&mut tables, ("n1", "u1"), Some(("n1", "u1")), true);
         assert_eq!(step(&tables, &[]), "-", "its holder releases it first");

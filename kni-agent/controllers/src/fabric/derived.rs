@@ -246,11 +246,11 @@ impl Derived {
 
     /// Sets what concerns egress addresses, where nothing of it is set.
     fn add_egress(&mut self, tables: &Tables, (node, uid): (&str, Option<&str>), networks: &[Here]) {
-        let Some(nodes) = &self.nodes else { return };
+        let nodes = self.nodes.as_ref();
         let mut ways = BTreeMap::new();
         let desired = Arc::make_mut(&mut self.desired);
         desired.egress = egress(tables, (node, uid), nodes, &mut ways);
-        desired.tunnel = tunnel(networks, &nodes.own, !ways.is_empty());
+        desired.tunnel = nodes.and_then(|nodes| tunnel(networks, &nodes.own, !ways.is_empty()));
         for (way, path) in &ways {
             acquire(&mut self.uses, desired, *way, *path);
         }
@@ -259,9 +259,8 @@ impl Derived {
 
     /// Whether the desired state differs.
     fn update_egress(&mut self, tables: &Tables, node: &str) -> bool {
-        let (Some(nodes), Some(inputs)) = (&self.nodes, &self.inputs) else {
-            return false;
-        };
+        let Some(inputs) = &self.inputs else { return false };
+        let nodes = self.nodes.as_ref();
         let mut ways = BTreeMap::new();
         let addresses = egress(tables, (node, inputs.uid.as_deref()), nodes, &mut ways);
         if addresses == self.desired.egress && ways == self.egress_ways {
@@ -269,7 +268,7 @@ impl Derived {
         }
         let desired = Arc::make_mut(&mut self.desired);
         desired.egress = addresses;
-        desired.tunnel = tunnel(&inputs.networks, &nodes.own, !ways.is_empty());
+        desired.tunnel = nodes.and_then(|nodes| tunnel(&inputs.networks, &nodes.own, !ways.is_empty()));
         for (way, path) in &ways {
             acquire(&mut self.uses, desired, *way, *path);
         }

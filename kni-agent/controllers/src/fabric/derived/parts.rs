@@ -96,11 +96,11 @@ pub(super) fn names(node: &str, nodes: &Nodes) -> BTreeMap<IpAddr, String> {
 }
 
 /// The egress addresses that several nodes share and this one has a part in: it answers for them, or its pods leave
-/// with them.
+/// with them. Without `nodes` no way to another one is known.
 pub(super) fn egress(
     tables: &Tables,
     (node, uid): (&str, Option<&str>),
-    nodes: &Nodes,
+    nodes: Option<&Nodes>,
     ways: &mut BTreeMap<Way, Path>,
 ) -> BTreeMap<IpAddr, EgressShares> {
     let this = &Holder {
@@ -114,6 +114,7 @@ pub(super) fn egress(
             continue;
         };
         let mut way_to = |name: &str, uid: &str| {
+            let nodes = nodes?;
             let other = nodes.others.get(name).filter(|other| other.uid == uid)?;
             let (way, path) = way(&nodes.own, &other.underlay, Fabric::Overlay, &IpNet::from(address))?;
             ways.insert(way, path);
@@ -139,7 +140,7 @@ pub(super) fn egress(
             answering,
             unit,
             others: shares
-                .filter_map(|share| Some((share.unit, way_to(&share.node_name, &share.node_uid)?)))
+                .map(|share| (share.unit, way_to(&share.node_name, &share.node_uid)))
                 .collect(),
         };
         egress.insert(address, shares);

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{
-    Direction::{FromOverlay, FromPod},
+    Direction::{FromOverlay, FromPod, FromUplink},
     Verdict,
     uplink::ports_of,
 };
@@ -34,6 +34,8 @@ const SERVER: [&str; 2] = ["203.0.113.80", "2001:db8:203::80"];
 const OURS: u8 = 5;
 const NODES: u8 = 6;
 const OTHERS: u8 = 63;
+/// The unit of a node to which no way is known.
+const LOST: u8 = 7;
 /// In place of the id of a network: the virtual network of egress addresses.
 const EGRESS_NETWORK: u32 = 0;
 
@@ -58,7 +60,12 @@ fn answering(scene: &Scene<'_>, node: Option<u32>, over_v4: bool) -> Result<()> 
     let shares = EgressShares {
         answering: node.map_or(Answering::Here, |node| Answering::There(way(node, over_v4))),
         unit: Some(OURS),
-        others: [(NODES, way(NODE, over_v4)), (OTHERS, way(OTHER, over_v4))].into(),
+        others: [
+            (NODES, Some(way(NODE, over_v4))),
+            (OTHERS, Some(way(OTHER, over_v4))),
+            (LOST, None),
+        ]
+        .into(),
     };
     let (IpAddr::V4(ipv4), IpAddr::V6(ipv6)) = (own_underlay(true), own_underlay(false)) else {
         unreachable!("one address of each family")
@@ -293,6 +300,7 @@ fn the_node_that_answers_forwards_without_a_flow() -> Result<()> {
                 ("another node's unit", other, port, Verdict::ForeignNode),
                 ("another node's unit", node, of_other, Verdict::ForeignNode),
                 ("this node's own unit", node, ports_of(OURS).0, Verdict::EgressAddress),
+                ("the unit of a lost node", node, ports_of(LOST).0, Verdict::ForeignNode),
                 ("no node's unit", node, ports_of(40).0, Verdict::EgressAddress),
                 ("no unit", node, 80, Verdict::EgressAddress),
             ] {
@@ -311,6 +319,10 @@ fn the_node_that_answers_forwards_without_a_flow() -> Result<()> {
             let other_source = Ip::new(ip(SERVER[family]), ip(SERVER[family])).packet(&segment(port));
             scene.dropped("no egress address", FromOverlay, Verdict::EgressAddress, || {
                 scene.tunnel(node, EGRESS_NETWORK, &other_source)
+            })?;
+            // The stack would reset the connection.
+            scene.dropped("to a lost node", FromUplink, Verdict::NoNode, || {
+                scene.send_outside(&reply(family, ports_of(LOST).0, TcpFlags::ACK))
             })?;
             // The stack has what belongs to no other node.
             scene.send_outside(&reply(family, ports_of(40).0, TcpFlags::ACK))?;
