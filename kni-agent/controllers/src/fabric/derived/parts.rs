@@ -166,3 +166,68 @@ pub(super) fn tunnel(networks: &[Here], own: &Underlay, is_needed: bool) -> Opti
         host_network: default.map(|network| network.id),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kni_cluster::Key;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object<K: serde::de::DeserializeOwned>(kind: &str, name: &str, spec: &Value, status: &Value) -> Arc<K> {
+        let object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec, "status": status,
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn endpoint(tables: &mut Tables, node: &str, addresses: &[&str]) {
+        let spec = json!({
+            "nodeName": node, "nodeUID": format!("{node}-1"), "addresses": addresses, "port": 4789, "mtu": 1500, "epoch": 1,
+        });
+        let row = object("NodeEndpoint", node, &spec, &json!({ "addresses": addresses }));
+        tables.node_endpoints.put(Key::new("", node), Some(row));
+    }
+
+    #[test]
+    fn the_holder_of_an_address_keeps_the_units_of_nodes_without_a_way() {
+        let mut tables = Tables::default();
+        let share = |unit: u8, node: &str| json!({ "unit": unit, "nodeName": node, "nodeUid": format!("{node}-1") });
+        let spec = json!({
+            // To go to another node, after this one has removed it.
+            "address": "198.51.100.1", "nodeName": "n2", "nodeUid": "n2-1",
+            "shares": [share(1, "n1"), share(2, "n2"), share(3, "n3")],
+        });
+        let holder = json!({ "nodeName": "n1", "nodeUid": "n1-1", "epoch": 1 });
+        let row = object(
+            "EgressAddressClaim",
+            "198.51.100.1",
+            &spec,
+            &json!({ "holder": holder }),
+        );
+        tables.egress_claims.put(Key::new("", "198.51.100.1"), Some(row));
+        endpoint(&mut tables, "n2", &["192.0.2.2"]);
+        let units = |tables: &Tables, uid: Option<&str>| {
+            let nodes = Nodes::of(tables, "n1");
+            let shares = egress(tables, ("n1", uid), nodes.as_ref(), &mut BTreeMap::new());
+            let shares = shares.into_values().next()?;
+            assert_eq!((shares.answering, shares.unit), (Answering::Here, Some(1)));
+            let units = shares.others.into_iter();
+            Some(units.map(|(unit, way)| (unit, way.is_some())).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            units(&tables, Some("n1-1")),
+            Some(vec![(2, false), (3, false)]),
+            "this node is not confirmed"
+        );
+        endpoint(&mut tables, "n1", &["192.0.2.1"]);
+        assert_eq!(
+            units(&tables, Some("n1-1")),
+            Some(vec![(2, true), (3, false)]),
+            "n3 is not confirmed"
+        );
+        assert_eq!(units(&tables, Some("n1-2")), None, "another node of the name");
+    }
+}
