@@ -16,10 +16,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType}
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{eventually_sync, machine, namespaces::Namespaces};
+use crate::{eventually_sync, machine, namespaces::Namespaces, wait::patience};
 
-/// Timeout for operations that usually take seconds.
-const PATIENCE: Duration = Duration::from_mins(1);
 /// Each look is a process whose start costs a tenth of a second of CPU time.
 const PAUSE: Duration = Duration::from_millis(250);
 /// The address of the API server inside the namespace.
@@ -57,7 +55,7 @@ impl ApiServer {
         server.write_files()?;
         server.spawn("etcd", server.etcd())?;
         server.spawn("kube-apiserver", server.kube_apiserver())?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         // The API server itself creates the namespace: there are no controllers.
         while server.kubectl(&["get", "--raw", "/readyz"]).is_err()
             || server.kubectl(&["get", "ns", "default"]).is_err()
@@ -85,7 +83,7 @@ impl ApiServer {
             .filter_map(|definition| definition["spec"]["names"]["kind"].as_str())
             .collect();
         ensure!(!kinds.is_empty(), "{} has no definition", folder.display());
-        eventually_sync(PATIENCE, || {
+        eventually_sync(patience(), || {
             ensure!(self.explains(&kinds), "{EXPLAINED} does not show all of {kinds:?}");
             Ok(())
         })?;

@@ -3,7 +3,6 @@
 use std::{
     fs,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,9 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::eventually_sync;
-
-const PATIENCE: Duration = Duration::from_mins(1);
+use crate::{eventually_sync, wait::patience};
 
 /// strace attached to processes, until it is dropped.
 #[derive(Debug)]
@@ -36,7 +33,7 @@ impl Trace {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let strace = command.spawn().context("strace")?;
         let trace = Self { strace, file };
-        eventually_sync(PATIENCE, || {
+        eventually_sync(patience(), || {
             for process in processes {
                 ensure!(traced(*process)?, "strace does not attach to process {process}");
             }

@@ -15,8 +15,9 @@ use std::{
 use anyhow::{Context, Result};
 
 const SETTING: &str = "/sys/kernel/rcu_expedited";
-/// Restores the setting when its stdin ends: with the process that holds the other end, whatever ends that.
-const RESTORE: &str = "read line; echo 0 > /sys/kernel/rcu_expedited";
+/// Restores the setting, its argument, when its stdin ends: with the process that holds the other end, whatever ends
+/// that.
+const RESTORE: &str = "read line; echo 0 > \"$0\"";
 
 /// Expedited grace periods, until it is dropped or the process ends.
 pub(super) struct Expedited {
@@ -33,7 +34,10 @@ impl Expedited {
         }
         let mut command = Command::new("sh");
         // An interrupt from the keyboard must not end it.
-        command.args(["-c", RESTORE]).stdin(Stdio::piped()).process_group(0);
+        command
+            .args(["-c", RESTORE, SETTING])
+            .stdin(Stdio::piped())
+            .process_group(0);
         let restore = command.spawn().context("cannot run sh")?;
         Ok(Self { restore: Some(restore) })
     }

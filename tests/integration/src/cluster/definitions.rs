@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{PATIENCE, objects};
+use super::{objects, patience};
 
 /// Installs the definitions of `deploy/crds` and of other projects, and the namespace of the agents, and waits until
 /// their objects can be created.
@@ -48,7 +48,7 @@ pub async fn apply(client: &Client, all: Vec<Value>) -> Result<()> {
     }
     for name in names {
         let established = await_condition(definitions.clone(), &name, conditions::is_crd_established());
-        let waited = tokio::time::timeout(PATIENCE, established).await;
+        let waited = tokio::time::timeout(patience(), established).await;
         waited.with_context(|| format!("{name} is not established"))??;
     }
     Ok(())

@@ -16,7 +16,7 @@ mod tended;
 pub mod truth;
 pub mod wire;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 pub use api_access::connect;
@@ -43,8 +43,7 @@ use crate::{
     wait,
 };
 
-/// Timeout for operations that usually take seconds.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub use crate::wait::patience;
 
 /// The control plane and its nodes. The fields are dropped in this order.
 pub struct Cluster {
@@ -185,7 +184,7 @@ impl Cluster {
 
     /// Waits until a pod runs, and the API server has its status.
     pub async fn running(&self, namespace: &str, name: &str) -> Result<Pod> {
-        wait::until_some(&format!("pod {namespace}/{name} runs"), PATIENCE, async || {
+        wait::until_some(&format!("pod {namespace}/{name} runs"), patience(), async || {
             Ok(self
                 .nodes
                 .iter()
@@ -209,7 +208,7 @@ impl Cluster {
             }
         }
         for name in names {
-            wait::until(&format!("pod {namespace}/{name} is gone"), PATIENCE, async || {
+            wait::until(&format!("pod {namespace}/{name} is gone"), patience(), async || {
                 Ok(api.get_opt(name).await?.is_none())
             })
             .await

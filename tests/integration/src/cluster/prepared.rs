@@ -20,7 +20,7 @@ use kube::{
     api::{ListParams, PostParams},
 };
 
-use super::{PATIENCE, api_access::connect, definitions, rights};
+use super::{api_access::connect, definitions, patience, rights};
 use crate::{
     machine::{programs, static_programs, tools},
     wait,
@@ -80,7 +80,7 @@ impl Prepared {
 pub(super) async fn admit(client: &Client) -> Result<()> {
     wait::until(
         "the API server names the kinds of the parameters",
-        PATIENCE,
+        patience(),
         async || {
             let groups = client.list_api_groups().await?.groups;
             let ours = client.list_api_group_resources(VERSION).await?.resources;
@@ -101,7 +101,7 @@ pub(super) async fn admit(client: &Client) -> Result<()> {
     };
     let block = address_block(&NodeRef { name, uid }, &network, &"10.0.0.0/26".parse()?);
     let blocks: Api<AddressBlock> = Api::all(client.clone());
-    wait::eventually(PATIENCE, async || {
+    wait::eventually(patience(), async || {
         let created = blocks.create(&params, &block).await;
         let text = created.err().context("accepted")?.to_string();
         let configured = text.contains("denied request") && !text.contains("failed to configure policy");
@@ -140,7 +140,7 @@ async fn prepare(folder: &Path) -> Result<()> {
     let client = connect(fabric.inside(), &control.kubeconfig("test", "system:masters")?).await?;
     definitions::install(&client).await?;
     rights::grant(&client).await?;
-    wait::until("the controllers have made their objects", PATIENCE, async || {
+    wait::until("the controllers have made their objects", patience(), async || {
         has_objects_of_controllers(&client).await
     })
     .await?;

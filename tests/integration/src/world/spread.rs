@@ -17,10 +17,10 @@ use super::{
     full_name, names_of, objects,
 };
 use crate::{
-    cluster::{Cluster, MemberOptions, PATIENCE, definitions, objects as api_objects},
+    cluster::{Cluster, MemberOptions, definitions, objects as api_objects},
     kubelet::Pod,
     oracle::Labels,
-    wait,
+    wait::{self, patience},
 };
 
 /// Nodes of the pods.
@@ -242,7 +242,7 @@ async fn define_newer_policies(cluster: &Cluster) -> Result<()> {
     let newer = definitions::multi_network_policy("v1beta2");
     // A version of which objects may be stored cannot be taken out of a definition.
     cluster.delete(&newer).await?;
-    wait::until("the definition is gone", PATIENCE, async || {
+    wait::until("the definition is gone", patience(), async || {
         Ok(cluster.get(&newer).await?.is_none())
     })
     .await?;

@@ -3,10 +3,7 @@
 mod changes;
 mod exchange;
 
-use std::{
-    net::{SocketAddr, UdpSocket},
-    time::Duration,
-};
+use std::net::{SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
@@ -16,10 +13,10 @@ use kni_integration::{
     stage::address,
 };
 
+pub(crate) use kni_integration::patience;
+
 /// The port of servers.
 pub(crate) const PORT: u16 = 8080;
-/// Timeout of an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Datagrams of one exchange.
 pub(crate) const MANY: u64 = 200;
 
@@ -53,7 +50,7 @@ impl Ends {
         let any = SocketAddr::new(if v4 { "0.0.0.0" } else { "::" }.parse()?, 0);
         let bind = |ns: &Namespaces, at: SocketAddr| -> Result<UdpSocket> {
             let socket = ns.enter(|| when_free(|| UdpSocket::bind(at)))??;
-            socket.set_read_timeout(Some(PATIENCE))?;
+            socket.set_read_timeout(Some(patience()))?;
             Ok(socket)
         };
         let (client, server) = (bind(&client.inside, any)?, bind(&server.inside, to)?);

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kni_api::{ConditionStatus, PodInterface, PodNetwork};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     traffic::{Stream, tcp_get},
     wait,
 };
@@ -92,12 +92,12 @@ async fn revoked(cluster: &Cluster) -> Result<()> {
     let taken = json!({ "namespaces": { "from": "None" }, "revoke": true });
     let back = json!({ "namespaces": { "from": "All" }, "revoke": null });
     access(cluster, "shared", &taken).await?;
-    wait::until("its traffic is stopped", PATIENCE, async || Ok(!answers())).await?;
+    wait::until("its traffic is stopped", patience(), async || Ok(!answers())).await?;
     authorized(cluster, &pods[0], "eth0", Err("NamespaceNotAdmitted")).await?;
     reported(cluster, &pods[0], "its traffic is stopped").await?;
     ensure!(interface_names(&pods[0])? == ["eth0"], "it is still attached");
     access(cluster, "shared", &back).await?;
-    wait::until("its traffic flows again", PATIENCE, async || Ok(answers())).await?;
+    wait::until("its traffic flows again", patience(), async || Ok(answers())).await?;
     authorized(cluster, &pods[0], "eth0", Ok(())).await?;
     ensure!(kernel_addresses(&pods[0], "eth0")? == [there], "with its address");
     let report = connection.stop();
@@ -119,15 +119,13 @@ async fn detached_later(cluster: &Cluster, taken: &Value, back: &Value) -> Resul
     ensure!(names()? == ["eth0", "net1"]);
     access(cluster, "shared", taken).await?;
     let begun = Instant::now();
-    wait::until(
-        "the interface is taken",
-        2 * PATIENCE,
-        async || Ok(names()? == ["eth0"]),
-    )
+    wait::until("the interface is taken", 2 * patience(), async || {
+        Ok(names()? == ["eth0"])
+    })
     .await?;
     ensure!(begun.elapsed() >= GRACE, "after {:?}", begun.elapsed());
     access(cluster, "shared", back).await?;
-    wait::until("the interface is back", PATIENCE, async || {
+    wait::until("the interface is back", patience(), async || {
         Ok(names()? == ["eth0", "net1"])
     })
     .await?;
@@ -176,7 +174,7 @@ async fn labels_of_an_annotation(cluster: &Cluster) -> Result<()> {
         let policy = kni.runtime().get_policy(request).await?.into_inner();
         Ok::<_, anyhow::Error>(policy.interfaces.iter().any(|found| found.policy_set != 0))
     };
-    wait::until("the policy selects the pod", PATIENCE, async || {
+    wait::until("the policy selects the pod", patience(), async || {
         selected("labelled").await
     })
     .await?;
@@ -207,7 +205,7 @@ async fn access(cluster: &Cluster, network: &str, access: &Value) -> Result<()> 
 async fn authorized(cluster: &Cluster, pod: &Pod, interface: &str, expected: Result<(), &str>) -> Result<()> {
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), &pod.namespace);
     let name = kni_api::pod_interface::name(&pod.name, &pod.uid, interface);
-    wait::until(&format!("{name} is authorized: {expected:?}"), PATIENCE, async || {
+    wait::until(&format!("{name} is authorized: {expected:?}"), patience(), async || {
         let status = api.get_opt(&name).await?.and_then(|object| object.status);
         let conditions = status.map(|status| status.conditions).unwrap_or_default();
         let mut found = conditions.iter().filter(|condition| condition.type_ == "Authorized");
@@ -223,7 +221,7 @@ async fn authorized(cluster: &Cluster, pod: &Pod, interface: &str, expected: Res
 
 /// Waits for the event of a pod that names the rule.
 async fn reported(cluster: &Cluster, pod: &Pod, rule: &str) -> Result<()> {
-    wait::until_some(&format!("an event of pod {}", pod.name), PATIENCE, async || {
+    wait::until_some(&format!("an event of pod {}", pod.name), patience(), async || {
         let note = event(cluster, &pod.namespace, &pod.name).await?;
         Ok(note.filter(|note| note.contains(rule)))
     })
@@ -233,7 +231,7 @@ async fn reported(cluster: &Cluster, pod: &Pod, rule: &str) -> Result<()> {
 
 /// Waits until the agent refuses a pod by a rule.
 async fn refused(cluster: &Cluster, pod: &str, rule: &str) -> Result<()> {
-    wait::until(&format!("pod {pod} is refused"), PATIENCE, async || {
+    wait::until(&format!("pod {pod} is refused"), patience(), async || {
         let refusals = cluster.nodes[0].kubelet.refusals();
         let mut ours = refusals.iter().filter(|refusal| refusal.pod == pod);
         Ok(ours.any(|refusal| refusal.message.contains(rule)))

@@ -4,7 +4,7 @@ use anyhow::Result;
 use k8s_openapi::api::events::v1::Event;
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     wait,
 };
 use kni_proto::runtime::ListNetworksRequest;
@@ -37,7 +37,7 @@ pub(crate) async fn start(name: &str) -> Result<Cluster> {
     ]);
     cluster.apply(&all).await?;
     let wanted = networks().len() + provided().len() + 1;
-    wait::until("the agent has every network", PATIENCE, async || {
+    wait::until("the agent has every network", patience(), async || {
         let listed = cluster.nodes[0]
             .kubelet
             .kni()

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, stream};
 use kni_integration::{
     Cluster,
-    cluster::{HELD, PATIENCE, deployed, objects},
+    cluster::{HELD, deployed, objects, patience},
     kubelet::Sandbox,
     require, wait,
 };
@@ -112,7 +112,7 @@ fn line(number: usize, row: &Row, answers: &Answers) -> String {
 async fn admission(cluster: &Cluster) -> Result<BTreeMap<usize, String>> {
     let guards = deployed("base/access.yaml")?;
     cluster.apply(&guards).await?;
-    wait::until("the API server refuses", PATIENCE, async || {
+    wait::until("the API server refuses", patience(), async || {
         let refused = refused_ways(cluster).await?;
         Ok(refused.into_values().all(|is_refused| is_refused))
     })
@@ -127,7 +127,7 @@ async fn admission(cluster: &Cluster) -> Result<BTreeMap<usize, String>> {
     for guard in guards.iter().rev() {
         cluster.delete(guard).await?;
     }
-    wait::until("the API server admits", PATIENCE, async || {
+    wait::until("the API server admits", patience(), async || {
         let refused = refused_ways(cluster).await?;
         Ok(!refused.into_values().any(|is_refused| is_refused))
     })
@@ -213,7 +213,7 @@ const fn is_direct(way: Way) -> bool {
 async fn pod(cluster: &Cluster, number: usize, row: &Row) -> Result<Result<String, String>> {
     let (name, kubelet) = (name(number), &cluster.nodes[0].kubelet);
     let full = format!("{}/{name}", row.who);
-    wait::until_some(&format!("an answer for {full}"), PATIENCE, async || {
+    wait::until_some(&format!("an answer for {full}"), patience(), async || {
         if kubelet.pod(row.who, &name).is_some() {
             return Ok(Some(Ok(network_of(cluster, row, &name)
                 .await?
@@ -234,7 +234,7 @@ async fn hot_add(cluster: &Cluster, number: usize, row: &Row) -> Result<Result<S
     let name = name(number);
     let pod = cluster.running(row.who, &name).await?;
     crate::cluster::scene::patch_metadata(cluster, &pod, &json!({ "labels": { "join": name } })).await?;
-    wait::until_some(&format!("an answer for {}/{name}", row.who), PATIENCE, async || {
+    wait::until_some(&format!("an answer for {}/{name}", row.who), patience(), async || {
         if let Some(network) = network_of(cluster, row, &name).await? {
             return Ok(Some(Ok(network)));
         }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kni_api::{PodInterface, PodNetworkAttachment};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{HELD, PATIENCE, objects, truth::STATUS},
+    cluster::{HELD, objects, patience, truth::STATUS},
     kubelet::Sandbox,
     require,
     traffic::{Servers, Stream, tcp_get},
@@ -60,7 +60,7 @@ impl Cast {
 
     async fn wait_for(&self, pod: &Pod, there: bool) -> Result<()> {
         let what = format!("{IFNAME} of {} is there: {there}", identity(pod));
-        wait::until(&what, PATIENCE, async || {
+        wait::until(&what, patience(), async || {
             let wanted = if there { 2 } else { 0 };
             Ok(interface_names(pod)?.iter().any(|name| name == IFNAME) == there
                 && kernel_addresses(pod, IFNAME)?.len() == wanted)
@@ -74,7 +74,7 @@ impl Cast {
         for pod in pods {
             self.wait_for(pod, false).await?;
         }
-        wait::until_right("nothing is left", PATIENCE, async || {
+        wait::until_right("nothing is left", patience(), async || {
             let mut left = names::<PodInterface>(&self.cluster).await?;
             left.retain(|name| name.ends_with(IFNAME));
             let leases = leased(&self.cluster.nodes[0], "blue").await?;
@@ -122,14 +122,14 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
     }
     wait_for_truth(cluster).await?;
     let api: Api<PodNetworkAttachment> = Api::namespaced(cluster.client.clone(), "plain");
-    wait::until("the attachment tells its pods", PATIENCE, async || {
+    wait::until("the attachment tells its pods", patience(), async || {
         let status = api.get("extra").await?.status.context("no status yet")?;
         Ok((status.selected, status.attached) == (2, 2))
     })
     .await?;
     cluster.delete(&attachment()).await?;
     cast.wait_for_nothing(&cast.pods).await?;
-    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+    before.assert_unchanged(&cluster.nodes[0].node, patience());
 
     // 2: the pods lose the label, one after the other.
     cast.join().await?;
@@ -138,7 +138,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
     cast.wait_for(b, true).await?;
     patch_metadata(cluster, b, &json!({ "labels": { "join": "another" } })).await?;
     cast.wait_for_nothing(&cast.pods).await?;
-    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+    before.assert_unchanged(&cluster.nodes[0].node, patience());
 
     // 3: the selector is edited.
     cast.join().await?;
@@ -146,7 +146,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
     edited["spec"]["podSelector"]["matchLabels"] = json!({ "join": "nobody" });
     cluster.apply(&[edited]).await?;
     cast.wait_for_nothing(&cast.pods).await?;
-    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+    before.assert_unchanged(&cluster.nodes[0].node, patience());
 
     for (stream, kind) in streams.into_iter().zip(["UDP over IPv4", "UDP over IPv6", "TCP"]) {
         let report = stream.stop();
@@ -170,7 +170,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
     assert_eq!(there, [IFNAME, "eth0"], "there from the start");
     wait_for_truth(cluster).await?;
     cluster.remove("plain", &["third"]).await?;
-    wait::until_right("nothing is left of the pod", PATIENCE, async || {
+    wait::until_right("nothing is left of the pod", patience(), async || {
         let mut left = names::<PodInterface>(cluster).await?;
         left.retain(|name| name.starts_with("third."));
         // Two pods have two addresses each.
@@ -181,7 +181,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
     .await?;
     cluster.delete(&attachment()).await?;
     cast.wait_for_nothing(&cast.pods).await?;
-    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+    before.assert_unchanged(&cluster.nodes[0].node, patience());
     wait_for_truth(cluster).await.map(drop)
 }
 
@@ -233,7 +233,7 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
     cluster
         .create_pods(&[objects::pod_with("plain", "early", "node1", &asking("later"))])
         .await?;
-    wait::until("the attach is refused", PATIENCE, async || {
+    wait::until("the attach is refused", patience(), async || {
         let refusals = cluster.nodes[0].kubelet.refusals();
         Ok(refusals
             .iter()
@@ -279,7 +279,7 @@ async fn overlapping_attaches_agree_where_an_additional_interface_fails() -> Res
     let mut late = objects::pod_with("plain", "late", "node1", &taken);
     late["metadata"]["labels"] = json!({ HELD: "yes" });
     cluster.create_pods(&[late]).await?;
-    wait::until("the node knows the pod", PATIENCE, async || {
+    wait::until("the node knows the pod", patience(), async || {
         Ok(kubelet.knows("plain", "late"))
     })
     .await?;

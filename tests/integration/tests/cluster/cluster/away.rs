@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Cluster,
-    cluster::{HELD, PATIENCE, objects},
+    cluster::{HELD, objects, patience},
     kubelet::Sandbox,
     require,
     traffic::Stream,
@@ -73,7 +73,7 @@ async fn known_pods_are_attached_and_policed_without_the_api_server() -> Result<
     let mut late = Vec::new();
     for name in POD_NAMES {
         let what = format!("pod {name} is attached without the API server");
-        let pod = wait::until_some(&what, PATIENCE, async || {
+        let pod = wait::until_some(&what, patience(), async || {
             Ok(cluster.nodes[0].kubelet.pod("red-team", name))
         });
         late.push(pod.await.with_context(|| cluster.refusals())?);
@@ -129,7 +129,7 @@ async fn an_agent_that_starts_without_the_api_server_keeps_what_it_has() -> Resu
     cluster.nodes[0].agent.restart()?;
 
     let kni = cluster.nodes[0].kubelet.kni().clone();
-    let told = wait::until_some("the agent answers", PATIENCE, async || {
+    let told = wait::until_some("the agent answers", patience(), async || {
         Ok(Some(kni.query(&pods[0].id).await?))
     });
     let told = told.await?.ipconfigs.remove("eth0").context("no eth0")?.ip;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kni_integration::{
     Cluster, Manifest,
-    cluster::{HELD, MemberOptions, PATIENCE, objects},
+    cluster::{HELD, MemberOptions, objects, patience},
     require,
     traffic::{Servers, tcp_get},
     wait,
@@ -72,14 +72,14 @@ async fn pods_of_the_api_run_on_their_nodes_also_across_its_absence() -> Result<
     cluster
         .create_pods(&[objects::pod_with("team", "three", "node1", &held)])
         .await?;
-    wait::until("node1 knows pod three", PATIENCE, async || {
+    wait::until("node1 knows pod three", patience(), async || {
         Ok(cluster.nodes[0].kubelet.knows("team", "three"))
     })
     .await?;
     cluster.kill_api_server()?;
     assert!(api.get("one").await.is_err(), "there is no API server");
     cluster.nodes[0].kubelet.release();
-    let three = wait::until_some("pod three runs", PATIENCE, async || {
+    let three = wait::until_some("pod three runs", patience(), async || {
         Ok(cluster.nodes[0].kubelet.pod("team", "three"))
     })
     .await?;

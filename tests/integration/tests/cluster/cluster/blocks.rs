@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Node;
 use kni_api::{AddressBlock, ConditionStatus, NodeNetwork};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{HELD, PATIENCE, objects},
+    cluster::{HELD, objects, patience},
     require, wait,
 };
 use kube::{
@@ -75,7 +75,7 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
         .await?;
     let names: Vec<&str> = running.iter().map(|pod| pod.name.as_str()).collect();
     cluster.remove("crowd", &names).await?;
-    wait::until_right("all blocks are given back", 2 * PATIENCE, async || {
+    wait::until_right("all blocks are given back", 2 * patience(), async || {
         Ok(blocks(&cluster)
             .await?
             .into_iter()
@@ -138,11 +138,11 @@ async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>>
     cluster.pass_resource_version(version).await?;
     cluster.nodes[kubelet].agent.resume()?;
     let start = Instant::now();
-    let lost = wait::until_some("the API server has read its data", PATIENCE, async || {
+    let lost = wait::until_some("the API server has read its data", patience(), async || {
         Ok(claimed(cluster, &node).await.ok())
     })
     .await?;
-    wait::until("the node has its blocks again", 2 * PATIENCE, async || {
+    wait::until("the node has its blocks again", 2 * patience(), async || {
         Ok(claimed(cluster, &node).await?.is_superset(&before))
     })
     .await?;
@@ -174,7 +174,7 @@ async fn compared_at_the_start(cluster: &mut Cluster) -> Result<()> {
     api.create(&PostParams::default(), &object).await?;
     cluster.nodes[1].agent.restart()?;
     let reports: Api<NodeNetwork> = Api::all(cluster.client.clone());
-    let told = wait::until_some("the node reports the conflict", PATIENCE, async || {
+    let told = wait::until_some("the node reports the conflict", patience(), async || {
         let status = reports.get("node2").await?.status.context("no status yet")?;
         let found = status
             .conditions

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kni_api::{AddressBlock, PodInterface};
 use kni_integration::{
     Cluster, NodeSnapshot,
-    cluster::{Member, PATIENCE, objects},
+    cluster::{Member, objects, patience},
     require, wait,
 };
 use kube::{
@@ -125,7 +125,7 @@ fn left_on(before: &NodeSnapshot, member: &Member) -> Result<Vec<String>> {
 
 /// Creates an object; the API server may be unavailable.
 async fn create(cluster: &Cluster, pod: &Value) -> Result<()> {
-    wait::until_some("a pod is created", PATIENCE, async || {
+    wait::until_some("a pod is created", patience(), async || {
         match cluster.create_pods(std::slice::from_ref(pod)).await {
             Ok(_created) => Ok(Some(())),
             // The answer to an earlier attempt was lost.
@@ -138,7 +138,7 @@ async fn create(cluster: &Cluster, pod: &Value) -> Result<()> {
 
 async fn delete(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
     let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-    wait::until_some("a pod is deleted", PATIENCE, async || {
+    wait::until_some("a pod is deleted", patience(), async || {
         match api.delete(name, &DeleteParams::default()).await {
             Ok(_deleted) => Ok(Some(())),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Some(())),
@@ -163,7 +163,7 @@ fn assert_no_duplicates(cluster: &Cluster) -> Result<()> {
 
 /// Waits until there are no pods, objects, blocks or taints.
 async fn wait_for_nothing(cluster: &Cluster) -> Result<()> {
-    wait::until_right("nothing is left", 2 * PATIENCE, async || {
+    wait::until_right("nothing is left", 2 * patience(), async || {
         let pods: Api<Pod> = Api::all(cluster.client.clone());
         // Those of the agents stay.
         let pods = pods.list(&ListParams::default()).await?.items.into_iter();

@@ -5,7 +5,7 @@ mod actors;
 pub(super) mod clients;
 mod hostile;
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{collections::BTreeSet, fmt::Display, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
@@ -63,6 +63,16 @@ fn node(name: &str) -> NodeRef {
     }
 }
 
+/// Repeats a step until it succeeds; returns the errors before.
+async fn failures<T, E: Display>(mut step: impl AsyncFnMut() -> Result<T, E>) -> Result<Vec<String>> {
+    let mut failures = Vec::new();
+    while let Err(error) = step().await {
+        failures.push(error.to_string());
+        ensure!(failures.len() < 5, "it does not come to an end: {failures:?}");
+    }
+    Ok(failures)
+}
+
 async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     let unit: IpNet = "10.20.0.16/28".parse()?;
     let (client, faults) = losing(&cluster.client);
@@ -71,22 +81,14 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     // Each reply is lost once, of requests that had their effect: a claim has 2.
     for lost in 0..RELEASE {
         faults.lose_reply(lost);
-        let mut failures = 0;
-        while let Err(error) = ours.claim(network, &unit).await {
-            failures += 1;
-            ensure!(failures < 5, "the claim does not come to an end: {error}");
-        }
-        ensure!(failures == usize::from(lost < 2), "reply {lost}: {failures} failures");
+        let failures = self::failures(async || ours.claim(network, &unit).await).await?;
+        ensure!(failures.len() == usize::from(lost < 2), "reply {lost}: {failures:?}");
         let other = theirs.claim(network, &unit).await?;
         ensure!(matches!(&other, Claim::Taken(by) if by.contains("node a")), "{other:?}");
         // Replies to the release are lost in the same way; between failure and success nothing is free twice.
         faults.lose_reply(lost);
-        let mut failures = 0;
-        while let Err(error) = ours.release(&network.name, &unit).await {
-            failures += 1;
-            ensure!(failures < 5, "the release does not come to an end: {error}");
-        }
-        ensure!(failures == 1, "reply {lost}: {failures} failures");
+        let failures = self::failures(async || ours.release(&network.name, &unit).await).await?;
+        ensure!(failures.len() == 1, "reply {lost}: {failures:?}");
         ensure!(
             ours.own().await?.context("the kind")?.is_empty(),
             "it has no block any more"

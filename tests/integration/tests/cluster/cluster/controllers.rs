@@ -9,9 +9,8 @@ use kni_api::PodNetwork;
 use kni_integration::{
     Cluster,
     cluster::{
-        PATIENCE,
         audit::{Audit, Request},
-        objects,
+        objects, patience,
     },
     require, wait,
 };
@@ -53,13 +52,13 @@ async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
     cluster.controllers[0].signal(Signal::SIGCONT)?;
     cluster.apply(&[network("d", "10.4.0.0/16")]).await?;
     wait_for_condition(&cluster, "d", "Accepted", true).await?;
-    wait::until("the first replica knows", PATIENCE, async || {
+    wait::until("the first replica knows", patience(), async || {
         Ok(cluster.controllers[0].log().contains("writes nothing"))
     })
     .await?;
     wait::until(
         "the second replica has written, the first one has not",
-        PATIENCE,
+        patience(),
         async || {
             let since = writers(&cluster.audit()?.since(&before)?);
             ensure!(!since.contains(&first[0]), "{since:?} of which {first:?}");
@@ -85,7 +84,7 @@ async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
 async fn refuse_status(cluster: &Cluster, stuck: Value) -> Result<()> {
     cluster.apply(std::slice::from_ref(&stuck)).await?;
     wait_for_condition(cluster, STUCK, "Accepted", true).await?;
-    wait::until("the finalizer is added", PATIENCE, async || {
+    wait::until("the finalizer is added", patience(), async || {
         Ok(!network_object(cluster, STUCK).await?.finalizers().is_empty())
     })
     .await?;
@@ -98,19 +97,19 @@ async fn refuse_status(cluster: &Cluster, stuck: Value) -> Result<()> {
         },
         Patch::Merge(json!({ "status": {} })),
     );
-    wait::until("the status of the network cannot be written", PATIENCE, async || {
+    wait::until("the status of the network cannot be written", patience(), async || {
         let refused = api.patch_status(STUCK, &dry_run, &no_change).await.err();
         Ok(refused.is_some_and(|error| error.to_string().contains("ValidatingAdmissionPolicy")))
     })
     .await?;
     cluster.delete(&stuck).await?;
-    wait::until("the network is gone", PATIENCE, async || {
+    wait::until("the network is gone", patience(), async || {
         Ok(cluster.get(&stuck).await?.is_none())
     })
     .await?;
     let before = cluster.audit()?;
     cluster.apply(&[stuck]).await?;
-    wait::until("kni-controller has tried to write it", PATIENCE, async || {
+    wait::until("kni-controller has tried to write it", patience(), async || {
         let since = cluster.audit()?.since(&before)?;
         let is_refused =
             |request: &Request| request.code == 422 && request.what.contains(&format!("podnetworks/{STUCK}/status"));
@@ -122,7 +121,7 @@ async fn refuse_status(cluster: &Cluster, stuck: Value) -> Result<()> {
 
 async fn wait_for_holder(cluster: &Cluster, name: &str) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kni-system");
-    wait::until(&format!("{name} holds the Lease"), PATIENCE, async || {
+    wait::until(&format!("{name} holds the Lease"), patience(), async || {
         let lease = leases.get_opt("kni-controller").await?.context("no Lease yet")?;
         let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
         ensure!(holder.starts_with(&format!("{name}_")), "it is held by {holder:?}");

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kni_api::EgressAddressClaim;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     frames::{Mac, PacketSocket, arp_request, parse_mac},
     require,
     traffic::{Servers, udp_ask},
@@ -114,7 +114,7 @@ async fn claim_object(cluster: &Cluster) -> Result<EgressAddressClaim> {
 
 /// Waits until a node holds the address and has it on its uplink; `None`: whichever. Returns the node's position.
 async fn wait_for_owner(cluster: &Cluster, node: Option<usize>) -> Result<usize> {
-    let found = wait::until_some("the address has an owner", PATIENCE, async || {
+    let found = wait::until_some("the address has an owner", patience(), async || {
         let claim = claim_object(cluster).await?;
         let status = claim.status.context("no status")?;
         let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
@@ -145,7 +145,7 @@ fn leaves(pod: &Pod) -> Result<bool> {
 }
 
 async fn wait_until_all(pods: &[&Pod]) -> Result<()> {
-    wait::until("the pods leave with the address", PATIENCE, async || {
+    wait::until("the pods leave with the address", patience(), async || {
         for pod in pods {
             ensure!(leaves(pod)?, "{} does not leave", pod.name);
         }
@@ -220,7 +220,7 @@ async fn an_address_has_one_owner_at_any_time() -> Result<()> {
     nodes.patch(&names[first], &PatchParams::default(), &taints).await?;
     wait::until(
         "the next owner finds the host that has the address",
-        PATIENCE,
+        patience(),
         async || {
             let claim = claim_object(&cluster).await?;
             let status = claim.status.context("no status")?;

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{ConditionStatus, EgressAddressPool, EgressPolicy};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     traffic::{Servers, udp_ask},
     wait,
 };
@@ -108,7 +108,7 @@ async fn wait_for_refusal(cluster: &Cluster, row: &(&str, &str, &str, &str, &str
     let policies: Api<EgressPolicy> = Api::namespaced(cluster.client.clone(), namespace);
     wait::until(
         &format!("{namespace}/{name} with {address} is refused"),
-        PATIENCE,
+        patience(),
         async || {
             let status = policies.get(name).await?.status.context("no status")?;
             let found = status.conditions.iter().find(|condition| condition.type_ == *kind);
@@ -143,7 +143,7 @@ async fn blue_has_an_address(cluster: &Cluster) -> Result<()> {
     cluster.apply(&all).await?;
     cluster.run(&[holder]).await?;
     let ready: Api<EgressPolicy> = Api::namespaced(cluster.client.clone(), "blue-team");
-    wait::until("blue has its address", PATIENCE, async || {
+    wait::until("blue has its address", patience(), async || {
         let status = ready.get("first").await?.status.context("no status")?;
         let found = status
             .conditions
@@ -219,7 +219,7 @@ async fn pools_are_sorted_out(cluster: &Cluster) -> Result<()> {
         ("shared", "NamespacesSelected", true, "namespaces may use it"),
         ("blue", "Accepted", true, "the pool is valid"),
     ] {
-        wait::until(&format!("{kind} of pool {name} is {holds}"), PATIENCE, async || {
+        wait::until(&format!("{kind} of pool {name} is {holds}"), patience(), async || {
             let status = pools.get(name).await?.status.context("no status")?;
             let found = status.conditions.iter().find(|condition| condition.type_ == kind);
             let found = found.context("no condition")?;

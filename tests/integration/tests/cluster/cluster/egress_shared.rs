@@ -1,6 +1,8 @@
 //! Tests that pods of all nodes leave with one egress address by the node that answers for it, and what it costs when
 //! another node takes its place.
 
+mod late;
+
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
@@ -12,7 +14,7 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kni_api::{ConditionStatus, EgressAddressClaim, EgressPolicy, egress_address_claim::name_of};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{Member, PATIENCE, objects},
+    cluster::{Member, MemberOptions, objects, patience},
     frames::{Ip, Link, Payload, TcpFlags},
     require,
     traffic::{Servers, Stream, StreamReport, tcp_get, udp_ask},
@@ -51,7 +53,12 @@ struct Scene {
 
 impl Scene {
     async fn start(name: &str) -> Result<Self> {
-        let cluster = Cluster::start(name, 3).await?;
+        let mut cluster = Cluster::start(name, 2).await?;
+        let proxied = MemberOptions {
+            proxied: true,
+            ..MemberOptions::default()
+        };
+        cluster.add_node(proxied).await?;
         tenants(&cluster).await?;
         let pool = json!({
             "apiVersion": "kni.dev/v1alpha1", "kind": "EgressAddressPool", "metadata": { "name": "all" },
@@ -83,7 +90,7 @@ impl Scene {
 
     /// The position of the node that has both addresses on its uplink.
     async fn owner(&self) -> Result<usize> {
-        wait::until_some("one node answers for both addresses", PATIENCE, async || {
+        wait::until_some("one node answers for both addresses", patience(), async || {
             let mut owners = Vec::new();
             for family in [0, 1] {
                 let claim = self.claim(family).await?;
@@ -110,7 +117,7 @@ impl Scene {
 
     /// Waits until these pods leave with both addresses.
     async fn all_leave(&self, pods: &[usize]) -> Result<()> {
-        wait::until("pods of all nodes leave with the address", PATIENCE, async || {
+        wait::until("pods of all nodes leave with the address", patience(), async || {
             for pod in pods.iter().map(|pod| &self.pods[*pod]) {
                 for family in [0, 1] {
                     let answer = udp_ask(&pod.inside, ip(OUTSIDE[family]), PORT, SILENCE);
@@ -212,7 +219,7 @@ fn assess(event: &str, streams: Vec<(&'static str, Stream)>) -> BTreeMap<&'stati
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     require!(steady, root, netns, bpf, machine);
-    let scene = Scene::start("cluster-egress-failover").await?;
+    let mut scene = Scene::start("cluster-egress-failover").await?;
     let owner = scene.owner().await?;
     let others: Vec<usize> = (0..3).filter(|node| *node != owner).collect();
 
@@ -226,7 +233,7 @@ async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     tokio::time::sleep(AROUND).await;
     let begun = Instant::now();
     scene.assign(others[0]).await?;
-    wait::until("the next owner has the addresses", PATIENCE, async || {
+    wait::until("the next owner has the addresses", patience(), async || {
         Ok(scene.owner().await? == others[0])
     })
     .await?;
@@ -237,12 +244,13 @@ async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
     let limit = MOVE + prompt(&scene.cluster).await?;
     assert!(moved["UDP"].longest_silence < limit, "{moved:?}, limit {limit:?}");
 
+    late::the_owner_knows_the_other_nodes_late(&mut scene, others[0]).await?;
+
     // The node fails: agent and network. Pods of the other nodes continue once an operator has declared it to be shut
     // down.
-    let (failed, rest) = (others[0], [owner, others[1]]);
+    let (failed, rest) = (late::PROXIED, [0, 1]);
     let streams = scene.traffic(&rest)?;
     tokio::time::sleep(AROUND).await;
-    let mut scene = scene;
     scene.cluster.nodes[failed].agent.kill9()?;
     scene.cluster.nodes[failed].node.ip(&["link set uplink0 down"])?;
     let begun = Instant::now();
@@ -303,7 +311,7 @@ async fn forgeries_are_dropped(scene: &Scene, owner: usize) -> Result<()> {
         for _ in 0..100 {
             sender.send_to(&datagram, (to, OVERLAY_PORT))?;
         }
-        wait::until("forged packets are dropped", PATIENCE, async || {
+        wait::until("forged packets are dropped", patience(), async || {
             let more = dropped(member, "from_overlay", "foreign_node").await? - before;
             ensure!(more == 100, "{}: {more} of 100", member.name);
             Ok(true)
@@ -350,7 +358,7 @@ async fn pods_of_every_node_leave_with_the_address_from_ports_of_their_node() ->
         .remove("red-team", &[&format!("web-{}", owner + 1)])
         .await?;
     let others: Vec<usize> = (0..3).filter(|node| *node != owner).collect();
-    wait::until("the unit of the node rests", PATIENCE, async || {
+    wait::until("the unit of the node rests", patience(), async || {
         let shares = scene.claim(0).await?.spec.shares;
         Ok(shares.iter().filter(|share| share.unused_since.is_some()).count() == 1)
     })
@@ -371,7 +379,7 @@ async fn pods_of_every_node_leave_with_the_address_from_ports_of_their_node() ->
 
 async fn policy_is_ready(scene: &Scene) -> Result<()> {
     let policies: Api<EgressPolicy> = Api::namespaced(scene.cluster.client.clone(), "red-team");
-    wait::until("the policy reports that all pods leave", PATIENCE, async || {
+    wait::until("the policy reports that all pods leave", patience(), async || {
         let status = policies.get("web").await?.status.context("no status")?;
         let ready = status
             .conditions

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, deployed},
+    cluster::{deployed, patience},
     wait,
 };
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub(super) async fn an_agent_writes_only_itself(
     let another = format!("the agent of node {owner} may not make another node the holder of an address");
     wait::until(
         "the API server refuses to take the address away",
-        PATIENCE,
+        patience(),
         async || {
             let refused = refusal(cluster, claim, Some(other), &holder(other)).await?;
             let words = refused.context("it is taken")?;

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 use kni_api::{NodeEndpoint, NodeEndpointStatus};
 use kni_integration::{
     Cluster,
-    cluster::{MemberOptions, PATIENCE, connect, token},
+    cluster::{MemberOptions, connect, patience, token},
     require, wait,
 };
 use kube::{
@@ -105,7 +105,7 @@ async fn changes(cluster: &Cluster) -> Result<()> {
         .context("no interface has the address")?
         .to_owned();
     member.node.run("ip", &["link", "set", &interface, "mtu", "1400"])?;
-    let after = wait::until_some("the MTU is reported", PATIENCE, async || {
+    let after = wait::until_some("the MTU is reported", patience(), async || {
         let object = endpoints(cluster).get(&member.name).await?;
         Ok((object.spec.mtu == 1400).then_some(object))
     })
@@ -117,7 +117,7 @@ async fn changes(cluster: &Cluster) -> Result<()> {
     );
     let mtu = before.spec.mtu.to_string();
     member.node.run("ip", &["link", "set", &interface, "mtu", &mtu])?;
-    wait::until("the MTU is reported again", PATIENCE, async || {
+    wait::until("the MTU is reported again", patience(), async || {
         let object = endpoints(cluster).get(&member.name).await?;
         Ok(object.spec.mtu == before.spec.mtu && object.spec.epoch != after.spec.epoch)
     })
@@ -307,7 +307,7 @@ fn node_api(cluster: &Cluster) -> Api<Node> {
 
 async fn wait_for_confirmed(cluster: &Cluster, node: &str, addresses: &[&str]) -> Result<NodeEndpoint> {
     let what = format!("{addresses:?} of {node} are confirmed");
-    wait::until_some(&what, PATIENCE, async || {
+    wait::until_some(&what, patience(), async || {
         let object = endpoints(cluster).get_opt(node).await?.context("no object")?;
         let confirmed: Vec<&str> = object.confirmed().collect();
         ensure!(object.status.is_some() && confirmed == addresses, "{:?}", object.status);
@@ -317,7 +317,7 @@ async fn wait_for_confirmed(cluster: &Cluster, node: &str, addresses: &[&str]) -
 }
 
 async fn wait_for_refusal(cluster: &Cluster, node: &str, address: &str) -> Result<NodeEndpointStatus> {
-    wait::until_some(&format!("{address} of {node} is refused"), PATIENCE, async || {
+    wait::until_some(&format!("{address} of {node} is refused"), patience(), async || {
         let status = endpoints(cluster).get(node).await?.status;
         Ok(status.filter(|status| status.refused.iter().any(|refused| refused.address == address)))
     })

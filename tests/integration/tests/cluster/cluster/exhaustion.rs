@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 };
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     require,
     traffic::Stream,
     wait,
@@ -55,13 +55,13 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     let first = cluster
         .run(&[objects::pod("small", "a", "node1"), objects::pod("small", "b", "node1")])
         .await?;
-    let capacity = wait::until_some("the node tells how many fit", PATIENCE, async || {
+    let capacity = wait::until_some("the node tells how many fit", patience(), async || {
         let entry = entry(&cluster, "node1", "small").await?.context("no entry yet")?;
         Ok((entry.used == 2 && entry.capacity > 2).then_some(entry.capacity))
     })
     .await?;
     ensure!((10..=16).contains(&capacity), "{capacity} of 16 addresses can be had");
-    wait::until("the node offers as many", PATIENCE, async || {
+    wait::until("the node offers as many", patience(), async || {
         Ok(resource(&cluster).await? == Some(capacity.to_string()))
     })
     .await?;
@@ -82,7 +82,7 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     let limit = prompt(&cluster).await?;
     ensure!(conditioned < limit, "condition {conditioned:?}, limit {limit:?}");
     ensure!(told.contains("node1"), "{told:?}");
-    wait::until("an event of the network names the node", PATIENCE, async || {
+    wait::until("an event of the network names the node", patience(), async || {
         let events: Api<Event> = Api::all(cluster.client.clone());
         let events = events.list(&ListParams::default()).await?.items;
         let mut events = events
@@ -102,7 +102,7 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
         .create_pods(&[scheduled("small", "late"), objects::pod("small", "later", "node1")])
         .await?;
     for pod in ["small/late", "small/later"] {
-        wait::until(&format!("the attach of {pod} is refused"), PATIENCE, async || {
+        wait::until(&format!("the attach of {pod} is refused"), patience(), async || {
             let refusals = cluster.nodes[0].kubelet.refusals();
             let mut refusals = refusals.iter().filter(|refusal| refusal.pod == pod);
             Ok(refusals.any(|refusal| refusal.code == Code::ResourceExhausted))
@@ -139,7 +139,7 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     let mut network = objects::network("small", &["10.30.0.0/28"], &more);
     objects::merge(&mut network, &wish);
     cluster.apply(&[network]).await?;
-    wait::until("the node offers none", PATIENCE, async || {
+    wait::until("the node offers none", patience(), async || {
         Ok(resource(&cluster).await?.is_none())
     })
     .await?;
@@ -166,7 +166,7 @@ async fn run_scheduled(cluster: &Cluster, namespace: &str, name: &str) -> Result
     cluster.create_pods(&[scheduled(namespace, name)]).await?;
     let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let start = Instant::now();
-    wait::until(&format!("pod {namespace}/{name} has a node"), PATIENCE, async || {
+    wait::until(&format!("pod {namespace}/{name} has a node"), patience(), async || {
         let assigned = api.get(name).await?.spec.and_then(|spec| spec.node_name);
         Ok(assigned.is_some())
     })

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{Fabric, IN_USE_FINALIZER, PodNetwork};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     require, wait,
 };
 use kube::{
@@ -54,7 +54,7 @@ async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs()
     patch(&cluster, "stated", &json!({ "fabric": null })).await?;
     // The condition shows that kni-controller has seen the spec.
     let generation = network_object(&cluster, "stated").await?.metadata.generation;
-    wait::until("kni-controller has seen the spec", PATIENCE, async || {
+    wait::until("kni-controller has seen the spec", patience(), async || {
         let status = network_object(&cluster, "stated").await?.status.context("no status")?;
         let mut conditions = status.conditions.iter();
         let accepted = conditions.find(|condition| condition.type_ == "Accepted");
@@ -71,7 +71,7 @@ async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs()
 
 /// Once the networks have their numbers, they are not written any more.
 async fn quiet(cluster: &Cluster) -> Result<()> {
-    wait::until("the networks have numbers", PATIENCE, async || {
+    wait::until("the networks have numbers", patience(), async || {
         let networks = api(cluster).list(&ListParams::default()).await?;
         Ok(networks
             .iter()
@@ -130,7 +130,7 @@ async fn fabric_of(cluster: &Cluster, name: &str) -> Result<Option<Fabric>> {
 }
 
 async fn wait_for_fabric(cluster: &Cluster, name: &str, expected: Fabric) -> Result<()> {
-    wait::until(&format!("network {name} is {expected:?}"), PATIENCE, async || {
+    wait::until(&format!("network {name} is {expected:?}"), patience(), async || {
         Ok(fabric_of(cluster, name).await? == Some(expected))
     })
     .await

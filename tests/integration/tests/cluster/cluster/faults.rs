@@ -7,7 +7,7 @@ use http::Method;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{Fault, Faults, MemberOptions, PATIENCE, Rule, definitions, objects},
+    cluster::{Fault, Faults, MemberOptions, Rule, definitions, objects, patience},
     require, wait,
 };
 use kube::{Api, api::DeleteParams};
@@ -185,7 +185,7 @@ impl Scene {
         if self.closed {
             wait_for_silence(&self.pods[2], &self.pods[0]).await?;
         } else {
-            wait::until("the stranger reaches the server", PATIENCE, async || {
+            wait::until("the stranger reaches the server", patience, async || {
                 Ok(answers(&self.pods[2]))
             })
             .await?;
@@ -227,7 +227,7 @@ impl Scene {
             .create_pods(&[objects::pod_with("red-team", name, "node1", metadata)])
             .await?;
         let pod = format!("red-team/{name}");
-        wait::until_some("the agent refuses the pod", PATIENCE, async || {
+        wait::until_some("the agent refuses the pod", patience(), async || {
             let mut refusals = self.cluster.nodes[0].kubelet.refusals().into_iter();
             Ok(refusals
                 .find(|refusal| refusal.pod == pod)
@@ -251,12 +251,12 @@ impl Scene {
             },
             "spec": friends()["spec"],
         });
-        wait::until("the API server serves v1beta2", PATIENCE, async || {
+        wait::until("the API server serves v1beta2", patience(), async || {
             Ok(self.cluster.apply(std::slice::from_ref(&closed)).await.is_ok())
         })
         .await?;
         self.closed = true;
-        self.applied(PATIENCE).await?;
+        self.applied(patience()).await?;
         println!("MultiNetworkPolicy of v1beta2 is applied");
 
         // An agent that starts while the API server does not answer.
@@ -275,7 +275,7 @@ impl Scene {
         self.faults()
             .set(vec![Rule::any("/apis/k8s.cni.cncf.io/", Fault::Answer(404))]);
         self.faults().cut();
-        wait::until("the node reports the absence", PATIENCE, async || {
+        wait::until("the node reports the absence", patience(), async || {
             let nodes: Api<kni_api::NodeNetwork> = Api::all(self.cluster.client.clone());
             let status = nodes.get("node1").await?.status.context("no status")?;
             let degraded = status.conditions.iter().find(|condition| condition.type_ == "Degraded");
@@ -288,7 +288,7 @@ impl Scene {
         self.applied(SOON).await?;
         self.cluster.delete(&closed).await?;
         self.closed = false;
-        self.applied(PATIENCE).await?;
+        self.applied(patience()).await?;
         self.remove_multi_policies().await
     }
 
@@ -297,7 +297,7 @@ impl Scene {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.cluster.client.clone());
         let name = "multi-networkpolicies.k8s.cni.cncf.io";
         definitions.delete(name, &DeleteParams::default()).await?;
-        wait::until("the definition is gone", PATIENCE, async || {
+        wait::until("the definition is gone", patience(), async || {
             Ok(definitions.get_opt(name).await?.is_none())
         })
         .await
@@ -325,7 +325,7 @@ impl Scene {
         tokio::time::sleep(Duration::from_millis(500).saturating_sub(start.elapsed())).await;
         self.faults().clear();
         let recovering = Instant::now();
-        self.applied(PATIENCE).await?;
+        self.applied(patience()).await?;
         wait_for_truth(&self.cluster).await?;
         Ok(recovering.elapsed())
     }
@@ -335,7 +335,7 @@ impl Scene {
 async fn wait_for_injected(faults: &Faults, how: &str, more: usize) -> Result<()> {
     let count = || faults.injected().get(how).copied().unwrap_or(0);
     let before = count();
-    wait::until("requests fail", PATIENCE, async || Ok(count() >= before + more))
+    wait::until("requests fail", patience(), async || Ok(count() >= before + more))
         .await
         .map(drop)
 }

@@ -21,7 +21,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kni_api::NodeNetwork;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     require, wait,
 };
 use kube::Api;
@@ -55,14 +55,14 @@ async fn policies_hold_soon_after_the_answer() -> Result<()> {
     );
 
     let probes = Probes::start(client, server)?;
-    wait::until("probes arrive", PATIENCE, async || Ok(probes.arrives())).await?;
+    wait::until("probes arrive", patience(), async || Ok(probes.arrives())).await?;
     let about = json!({ "podSelector": { "matchLabels": { "number": "1" } }, "policyTypes": ["Ingress"] });
     let new = objects::policy("red-team", "new", &about);
     let mut times = Vec::new();
     for _change in 0..changes {
         times.push(denied_after(&cluster, &probes, &new).await?);
         cluster.delete(&new).await?;
-        wait::until("probes arrive again", PATIENCE, async || Ok(probes.arrives())).await?;
+        wait::until("probes arrive again", patience(), async || Ok(probes.arrives())).await?;
     }
     report("new policy", times);
 
@@ -76,7 +76,7 @@ async fn policies_hold_soon_after_the_answer() -> Result<()> {
     let mut times = Vec::new();
     for _change in 0..changes {
         cluster.apply(std::slice::from_ref(&open)).await?;
-        wait::until("probes arrive again", PATIENCE, async || Ok(probes.arrives())).await?;
+        wait::until("probes arrive again", patience(), async || Ok(probes.arrives())).await?;
         times.push(denied_after(&cluster, &probes, &closed).await?);
     }
     report("changed policy", times);
@@ -112,7 +112,7 @@ async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod
     let applied = stream::iter(objects.iter().map(|object| cluster.apply_one(object))).buffer_unordered(16);
     applied.try_for_each(async |_applied| Ok(())).await?;
     let api: Api<NodeNetwork> = Api::all(cluster.client.clone());
-    wait::until("all policies are in force", 2 * PATIENCE, async || {
+    wait::until("all policies are in force", 2 * patience(), async || {
         let known = api.get("node1").await?.status.context("no status yet")?.policies;
         Ok(known.programmed && known.known == i64::try_from(policies)?)
     })
@@ -125,7 +125,7 @@ async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod
 async fn denied_after(cluster: &Cluster, probes: &Probes, policy: &Value) -> Result<Duration> {
     cluster.apply(std::slice::from_ref(policy)).await?;
     let answered = Instant::now();
-    let denied = wait::until_some("probes are denied", PATIENCE, async || Ok(probes.denied_since())).await?;
+    let denied = wait::until_some("probes are denied", patience(), async || Ok(probes.denied_since())).await?;
     Ok(denied.saturating_duration_since(answered))
 }
 

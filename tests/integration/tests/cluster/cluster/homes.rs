@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kni_api::PodNetwork;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, definitions, deployed, objects},
+    cluster::{definitions, deployed, objects, patience},
     require, wait,
 };
 use kube::Api;
@@ -53,7 +53,7 @@ async fn a_namespace_that_states_its_network_waits_for_it_in_every_order() -> Re
     cluster.remove(SHOP, &["early", "escapes"]).await?;
     cluster.delete(&blue("blue")).await?;
     let api: Api<PodNetwork> = Api::all(cluster.client.clone());
-    wait::until("the network is gone", PATIENCE, async || {
+    wait::until("the network is gone", patience(), async || {
         Ok(api.get_opt("blue").await?.is_none())
     })
     .await?;
@@ -83,7 +83,7 @@ async fn a_network_that_is_not_valid_sends_no_pod_into_the_default_network() -> 
     definitions::apply(&cluster.client, lax).await?;
     let of_shop = json!({ "namespaceSelector": { "matchLabels": { "tenant": "blue" } } });
     let invalid = objects::network("blue", &["10.30.0.1/16"], &of_shop);
-    wait::until("the API server accepts the network", PATIENCE, async || {
+    wait::until("the API server accepts the network", patience(), async || {
         cluster.apply(std::slice::from_ref(&invalid)).await?;
         Ok(true)
     })
@@ -132,7 +132,7 @@ fn blue(tenant: &str) -> Value {
 /// Waits until the last refusal of a pod contains all of this.
 async fn refused(cluster: &Cluster, pod: &str, expected: &[&str]) -> Result<()> {
     let full = format!("{SHOP}/{pod}");
-    wait::until_some(&format!("{full} is refused"), PATIENCE, async || {
+    wait::until_some(&format!("{full} is refused"), patience(), async || {
         let kubelet = &cluster.nodes[0].kubelet;
         ensure!(kubelet.pod(SHOP, pod).is_none(), "{full} runs");
         let last = kubelet.refusals().into_iter().rfind(|refusal| refusal.pod == full);

@@ -10,7 +10,7 @@ use kni_api::{AddressBlock, NETWORK_LABEL, NetworkMembers, network_members};
 use kni_claims::{NetworkRef, NodeRef, address_block};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     long, require, wait,
 };
 use kube::{
@@ -101,7 +101,7 @@ async fn reports_delay_no_other(cluster: &Cluster, client: &Client, of: (&NodeRe
         cluster.run(&[objects::pod("red-team", "a", "node1")]).await?;
         let api: Api<NetworkMembers> = Api::all(cluster.client.clone());
         let name = network_members::name("red", "node1", 0);
-        wait::until("the pod of node1 is confirmed", PATIENCE, async || {
+        wait::until("the pod of node1 is confirmed", patience(), async || {
             let status = api.get_opt(&name).await?.and_then(|object| object.status);
             Ok(status.is_some_and(|status| status.summary == "1/1"))
         })
@@ -116,7 +116,7 @@ async fn reports_delay_no_other(cluster: &Cluster, client: &Client, of: (&NodeRe
     );
     let of_rogue = ListParams::default().fields(&format!("spec.nodeName={ROGUE}"));
     let all: Api<NetworkMembers> = Api::all(cluster.client.clone());
-    wait::until("the surplus is removed", PATIENCE, async || {
+    wait::until("the surplus is removed", patience(), async || {
         let left = all.list(&of_rogue).await?.items;
         Ok(left.len() == MOST && left.iter().all(|object| object.status.is_some()))
     })
@@ -151,7 +151,7 @@ async fn blocks_of(cluster: &Cluster, network: &str) -> Result<usize> {
 
 /// The message of a condition of network red that takes more than a minute.
 async fn wait_for_long(cluster: &Cluster, kind: &str) -> Result<String> {
-    wait::until_some(&format!("{kind} holds"), 3 * PATIENCE, async || {
+    wait::until_some(&format!("{kind} holds"), 3 * patience(), async || {
         let status = network_object(cluster, "red").await?.status.unwrap_or_default();
         let mut conditions = status.conditions.into_iter();
         let found = conditions.find(|condition| condition.type_ == kind);
@@ -164,7 +164,7 @@ async fn wait_for_long(cluster: &Cluster, kind: &str) -> Result<String> {
 /// Waits for an event about the node.
 async fn event(cluster: &Cluster, reason: &str) -> Result<()> {
     let api: Api<Event> = Api::all(cluster.client.clone());
-    wait::until(&format!("event {reason}"), PATIENCE, async || {
+    wait::until(&format!("event {reason}"), patience(), async || {
         let events = api.list(&ListParams::default()).await?.items;
         let mut of_node = events
             .iter()

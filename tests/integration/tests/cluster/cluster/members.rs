@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{NetworkMembers, network_members};
 use kni_integration::{
     Cluster,
-    cluster::{Member, PATIENCE, audit::Audit, objects},
+    cluster::{Member, audit::Audit, objects, patience},
     require, wait,
 };
 use kube::{
@@ -50,7 +50,7 @@ async fn an_agent_asks_for_what_concerns_its_node() -> Result<()> {
     narrow(&cluster.audit()?, &cluster.nodes[0], &["red"], &["blue"])?;
 
     cluster.run(&[objects::pod("blue-team", "d", "node1")]).await?;
-    wait::until("node1 follows blue, too", PATIENCE, async || {
+    wait::until("node1 follows blue, too", patience(), async || {
         let audit = cluster.audit()?;
         Ok(narrow(&audit, &cluster.nodes[0], &["red", "blue"], &[]).is_ok())
     })
@@ -134,7 +134,7 @@ async fn confirmed(
     let name = network_members::name(network, node, 0);
     let found = wait::until_some(
         &format!("{count} members of {network} on {node}"),
-        PATIENCE,
+        patience(),
         async || {
             let status = api.get_opt(&name).await?.and_then(|object| object.status);
             Ok(status.filter(|status| status.summary == format!("{count}/{count}")))

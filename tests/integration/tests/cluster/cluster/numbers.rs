@@ -11,7 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kni_api::{ConditionStatus, NetworkNumber, NetworkNumberSpec, NodeNetwork, node_network::NodeNetworkEntry};
 use kni_integration::{
     Cluster,
-    cluster::{MemberOptions, PATIENCE, connect, objects, token},
+    cluster::{MemberOptions, connect, objects, patience, token},
     require, wait,
 };
 use kube::{
@@ -36,7 +36,7 @@ async fn every_network_has_a_number_of_its_own_and_keeps_it() -> Result<()> {
     let all: Vec<Value> = names.iter().map(|name| network(name)).collect();
     let start = Instant::now();
     futures::future::try_join_all(all.iter().map(|object| cluster.apply_one(object))).await?;
-    let first = wait::until_some("every network has a number", PATIENCE, async || {
+    let first = wait::until_some("every network has a number", patience(), async || {
         let numbers = numbers(&cluster).await?;
         Ok((numbers.len() >= MANY).then_some(numbers))
     })
@@ -58,7 +58,7 @@ async fn every_network_has_a_number_of_its_own_and_keeps_it() -> Result<()> {
     cluster.controllers[0].signal(Signal::SIGTERM)?;
     cluster.start_controller().await?;
     cluster.apply(&[network("late")]).await?;
-    wait::until("the second replica has given a number", PATIENCE, async || {
+    wait::until("the second replica has given a number", patience(), async || {
         Ok(numbers(&cluster).await?.contains_key("late"))
     })
     .await?;
@@ -95,13 +95,13 @@ async fn second_objects(cluster: &Cluster, kept: u32, other: u32) -> Result<()> 
 /// A network that is deleted and made again has another number, and the old one rests. Returns the old one.
 async fn made_again(cluster: &Cluster, old: u32) -> Result<u32> {
     cluster.delete(&network("n1")).await?;
-    wait::until("the network is gone", PATIENCE, async || {
+    wait::until("the network is gone", patience(), async || {
         Ok(cluster.get(&network("n1")).await?.is_none())
     })
     .await?;
     cluster.apply(&[network("n1")]).await?;
     wait_for_release(cluster, old, true).await?;
-    let new = wait::until_some("the new network has a number", PATIENCE, async || {
+    let new = wait::until_some("the new network has a number", patience(), async || {
         let numbers = numbers(cluster).await?;
         Ok(numbers.get("n1").and_then(|of_one| of_one.first()).copied())
     })
@@ -160,7 +160,7 @@ async fn rested(cluster: &mut Cluster, old: u32) -> Result<()> {
     }
     cluster.start_controller_with(&["--number-rest", "2"]).await?;
     let api: Api<NetworkNumber> = Api::all(cluster.client.clone());
-    wait::until("the number has rested", PATIENCE, async || {
+    wait::until("the number has rested", patience(), async || {
         Ok(api.get_opt(&old.to_string()).await?.is_none())
     })
     .await?;
@@ -174,7 +174,7 @@ async fn a_node_keeps_the_number_of_its_pods_and_closes_shared_ones() -> Result<
     let mut cluster = Cluster::start("cluster-numbers-node", 1).await?;
     tenants(&cluster).await?;
     cluster.run(&[objects::pod("red-team", "a", "node1")]).await?;
-    let numbers = wait::until_some("both have a number", PATIENCE, async || {
+    let numbers = wait::until_some("both have a number", patience(), async || {
         let numbers = numbers(&cluster).await?;
         let of = |name: &str| numbers.get(name).and_then(|of_one| of_one.first()).copied();
         Ok(of("red").zip(of("blue")))
@@ -207,7 +207,7 @@ async fn a_node_keeps_the_number_of_its_pods_and_closes_shared_ones() -> Result<
         ensure!(names.iter().all(|name| problem.contains(name)), "{problem}");
         println!("{name}: {problem}");
     }
-    wait::until("the condition names both", PATIENCE, async || {
+    wait::until("the condition names both", patience(), async || {
         let (holds, message) = conflict(&cluster).await?;
         Ok(holds && message.contains("network red:") && message.contains("network blue:"))
     })
@@ -219,7 +219,7 @@ async fn a_node_keeps_the_number_of_its_pods_and_closes_shared_ones() -> Result<
         let entry = wait_for_entry(&cluster, name, |entry| entry.number == Some(number)).await?;
         ensure!(entry.number_problem.is_empty(), "{entry:?}");
     }
-    wait::until("the conflict is over", PATIENCE, async || {
+    wait::until("the conflict is over", patience(), async || {
         Ok(!conflict(&cluster).await?.0)
     })
     .await?;
@@ -235,13 +235,13 @@ async fn changed_under_a_pod(cluster: &Cluster, red: u32) -> Result<()> {
     let entry = wait_for_entry(cluster, "red", |entry| both(&entry.number_problem)).await?;
     ensure!(entry.number == Some(red), "{entry:?}");
     println!("red: {}", entry.number_problem);
-    wait::until("the condition names both numbers", PATIENCE, async || {
+    wait::until("the condition names both numbers", patience(), async || {
         let (holds, message) = conflict(cluster).await?;
         Ok(holds && both(&message))
     })
     .await?;
     // An agent that has just started shows its records first.
-    wait::until("the node shows both numbers", PATIENCE, async || {
+    wait::until("the node shows both numbers", patience(), async || {
         let shown = shown(cluster, "red")?;
         ensure!(shown["number"] == red, "{shown}");
         Ok(shown["numberProblem"].as_str().is_some_and(both))
@@ -260,7 +260,7 @@ async fn without_the_kind_everything_works_without_numbers() -> Result<()> {
     let kind = "networknumbers.kni.dev";
     let definition = definitions.get(kind).await?;
     definitions.delete(kind, &DeleteParams::default()).await?;
-    wait::until("the kind is gone", PATIENCE, async || {
+    wait::until("the kind is gone", patience(), async || {
         Ok(definitions.get_opt(kind).await?.is_none())
     })
     .await?;
@@ -341,7 +341,7 @@ async fn replace(cluster: &Cluster, old: u32, new: u32, network: &str) -> Result
 
 async fn wait_for_release(cluster: &Cluster, number: u32, released: bool) -> Result<()> {
     let api: Api<NetworkNumber> = Api::all(cluster.client.clone());
-    wait::until(&format!("{number} is released: {released}"), PATIENCE, async || {
+    wait::until(&format!("{number} is released: {released}"), patience(), async || {
         let object = api.get(&number.to_string()).await?;
         Ok(object.released_at().is_some() == released)
     })
@@ -356,11 +356,15 @@ async fn wait_for_release(cluster: &Cluster, number: u32, released: bool) -> Res
 
 /// Waits until the status of a network shows its number.
 async fn wait_for_status(cluster: &Cluster, network: &str, number: u32) -> Result<()> {
-    wait::until(&format!("the status of {network} has {number}"), PATIENCE, async || {
-        let status = network_object(cluster, network).await?.status.context("no status")?;
-        ensure!(status.number == Some(number), "it is {:?}", status.number);
-        Ok(true)
-    })
+    wait::until(
+        &format!("the status of {network} has {number}"),
+        patience(),
+        async || {
+            let status = network_object(cluster, network).await?.status.context("no status")?;
+            ensure!(status.number == Some(number), "it is {:?}", status.number);
+            Ok(true)
+        },
+    )
     .await
     .map(drop)
 }
@@ -370,7 +374,7 @@ async fn wait_for_entry(
     network: &str,
     is_right: impl Fn(&NodeNetworkEntry) -> bool,
 ) -> Result<NodeNetworkEntry> {
-    wait::until_some(&format!("the report about {network}"), PATIENCE, async || {
+    wait::until_some(&format!("the report about {network}"), patience(), async || {
         let entry = entry(cluster, "node1", network).await?.context("no entry")?;
         ensure!(is_right(&entry), "it is {entry:?}");
         Ok(Some(entry))

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster,
-    cluster::{HELD, Member, PATIENCE, audit::Request, objects},
+    cluster::{HELD, Member, audit::Request, objects, patience},
     kubelet::Sandbox,
     require,
     trace::Trace,
@@ -77,7 +77,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
         let (window, id) = attach(member, pod).await?;
         let uid = pod.uid().context("a pod without UID")?;
         let name = kni_api::pod_interface::name(&pod.name_any(), &uid, "eth0");
-        wait::until("it is told of afterwards", PATIENCE, async || {
+        wait::until("it is told of afterwards", patience(), async || {
             Ok(told.get_opt(&name).await?.is_some())
         })
         .await?;
@@ -197,7 +197,7 @@ async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
         Ok(audit.of(user).len())
     };
     let (mut last, mut since) = (count()?, Instant::now());
-    wait::until("the agent is silent", PATIENCE, || {
+    wait::until("the agent is silent", patience(), || {
         let silent = count().map(|now| {
             if now != last {
                 (last, since) = (now, Instant::now());

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{Condition, NodeNetwork, NodeNetworkStatus, PodInterface};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     traffic::tcp_get,
     wait,
 };
@@ -61,7 +61,7 @@ async fn latencies(cluster: &Cluster, pods: &[Pod], round: &str) -> Result<[Dura
         let spec = json!({ "policyTypes": ["Ingress"], "ingress": rules });
         let begin = Instant::now();
         cluster.apply(&[objects::policy("other", "own", &spec)]).await?;
-        wait::until("the policy of another tenant is enforced", PATIENCE, async || {
+        wait::until("the policy of another tenant is enforced", patience(), async || {
             let quick = Duration::from_millis(20);
             Ok(tcp_get(&pods[0].inside, address(&pods[1], true), PORT, quick).is_ok() == allowed)
         })
@@ -82,7 +82,7 @@ fn holds(conditions: &[Condition], kind: &str) -> bool {
 }
 
 async fn interface_reports_quota(cluster: &Cluster, pod: &Pod) -> Result<()> {
-    wait::until("the pod's interface says why", PATIENCE, async || {
+    wait::until("the pod's interface says why", patience(), async || {
         let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "hog");
         let name = kni_api::pod_interface::name(&pod.name, &pod.uid, "eth0");
         let conditions = api.get(&name).await?.status.unwrap_or_default().conditions;
@@ -112,7 +112,7 @@ pub(crate) async fn a_tenant_above_its_quota_closes_its_own_pods(cluster: &Clust
     let begin = Instant::now();
     let count = ranges();
     cluster.apply(&hog(count)).await?;
-    let reported = wait::until_some("the node reports the namespace", PATIENCE, async || {
+    let reported = wait::until_some("the node reports the namespace", patience(), async || {
         let closed = status(cluster).await?.policies.closed;
         Ok(closed.into_iter().find(|closed| closed.namespace == "hog"))
     })
@@ -143,7 +143,7 @@ pub(crate) async fn a_tenant_above_its_quota_closes_its_own_pods(cluster: &Clust
 
     // With fewer ranges its pods open.
     cluster.apply(&hog(10)).await?;
-    wait::until("the namespace is open", PATIENCE, async || {
+    wait::until("the namespace is open", patience(), async || {
         let answer = tcp_get(
             &others[0].inside,
             address(&hogs[0], true),

@@ -5,7 +5,7 @@ use k8s_openapi::api::events::v1::Event;
 use kni_api::NodeNetwork;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     require,
     traffic::Servers,
     wait,
@@ -93,7 +93,7 @@ async fn correct(cluster: &Cluster, [friend, stranger, server]: [&Pod; 3]) -> Re
     cluster
         .apply(&[policy("guard", "server", "red", "192.0.2.1/32")])
         .await?;
-    wait::until("the friend reaches the server", PATIENCE, async || {
+    wait::until("the friend reaches the server", patience(), async || {
         let reached = Ok(identity(server));
         Ok(ask(friend, server).iter().all(|answer| *answer == reached))
     })
@@ -117,7 +117,7 @@ async fn a_policy_for_a_network_that_does_not_exist_has_an_event() -> Result<()>
     }
     cluster.apply(&[defined, nothing]).await?;
     let about = |name: &'static str| events_in(&cluster, "plain", name, "NetworkNotFound");
-    let note = wait::until_some("an event names the network", PATIENCE, async || {
+    let note = wait::until_some("an event names the network", patience(), async || {
         Ok(about("nothing").await?.pop())
     });
     let note = note.await?;
@@ -155,7 +155,7 @@ async fn wait_for_refusal(
 ) -> Result<()> {
     let before = server.seen();
     let nodes: Api<NodeNetwork> = Api::all(cluster.client.clone());
-    wait::until(&format!("the node refuses policy {name}"), PATIENCE, async || {
+    wait::until(&format!("the node refuses policy {name}"), patience(), async || {
         assert_silent(from, to);
         let status = nodes.get("node1").await?.status.context("no status")?;
         let mut refused = status.policies.refused.into_iter();
@@ -173,7 +173,7 @@ async fn wait_for_refusal(
 /// Waits for an event about a policy; returns its note.
 async fn wait_for_event(cluster: &Cluster, policy: &str, reason: &str) -> Result<String> {
     let what = format!("event {reason} of policy {policy}");
-    wait::until_some(&what, PATIENCE, async || {
+    wait::until_some(&what, patience(), async || {
         Ok(events(cluster, policy, reason).await?.pop())
     })
     .await

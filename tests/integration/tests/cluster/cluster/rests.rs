@@ -12,7 +12,7 @@ use http::Method;
 use kni_api::{AddressBlock, NetworkMembers};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{Fault, Faults, MemberOptions, PATIENCE, Rule, objects},
+    cluster::{Fault, Faults, MemberOptions, Rule, objects, patience},
     long, require, wait,
 };
 use kube::{Api, api::ListParams};
@@ -117,7 +117,7 @@ impl Scene {
     /// request of the last list that still had one, or of the first request.
     async fn withdrawn(&self, pod: &Pod) -> Result<Instant> {
         let last = Cell::new(Instant::now());
-        wait::until("no report lists the pod", PATIENCE, async || {
+        wait::until("no report lists the pod", patience(), async || {
             let asked = Instant::now();
             let is_listed = self.is_listed(pod).await?;
             if is_listed {
@@ -161,7 +161,7 @@ impl Scene {
     async fn waits_on(&self, new: &str) -> Result<String> {
         tokio::time::sleep(rest()).await;
         let before = self.refusals(new).len();
-        let told = wait::until_some("the pod is refused after the rest", PATIENCE, async || {
+        let told = wait::until_some("the pod is refused after the rest", patience(), async || {
             let running = self.cluster.nodes[0].kubelet.reported("narrow", new).is_some();
             let mut refusals = self.refusals(new).into_iter();
             // The next one may have begun before the end of the rest.
@@ -179,7 +179,7 @@ impl Scene {
     async fn an_address_rests(&mut self) -> Result<()> {
         let (old, new) = self.replace().await?;
         let withdrawn = self.withdrawn(&old).await?;
-        let told = wait::until_some("the attach names the time", PATIENCE, async || {
+        let told = wait::until_some("the attach names the time", patience(), async || {
             let told = self.refusals(&new).into_iter();
             Ok(told.rev().find(|told| told.contains("the next one is free in ")))
         })
@@ -269,7 +269,7 @@ impl Scene {
     async fn a_block_rests_too(&mut self) -> Result<()> {
         let pod = self.cluster.run(&[objects::pod("brief", "only", "node1")]).await?;
         let pod = pod.into_iter().next().context("no pod")?;
-        wait::until("it is reported", PATIENCE, async || self.is_listed(&pod).await).await?;
+        wait::until("it is reported", patience(), async || self.is_listed(&pod).await).await?;
         self.faults().set(vec![
             Rule::of(Method::PATCH, "/networkmembers/", Fault::Answer(500)),
             Rule::of(Method::DELETE, "/networkmembers/", Fault::Answer(500)),
@@ -280,7 +280,7 @@ impl Scene {
         ensure!(self.has_block("brief").await?, "the pod is still listed");
         self.faults().clear();
         let withdrawn = self.withdrawn(&pod).await?;
-        wait::until("the block is released", PATIENCE, async || {
+        wait::until("the block is released", patience(), async || {
             Ok(!self.has_block("brief").await?)
         })
         .await?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, connect, objects, token},
+    cluster::{connect, objects, patience, token},
     require, wait,
 };
 use kube::Client;
@@ -104,7 +104,7 @@ async fn accounts_write_what_is_theirs_and_false_reports_give_no_identity() -> R
 async fn wait_for_aggregation(accounts: &Accounts) -> Result<()> {
     for user in ["editor", "viewer"] {
         let client = accounts.client(user)?;
-        wait::until(&format!("{user} has the aggregated role"), PATIENCE, async || {
+        wait::until(&format!("{user} has the aggregated role"), patience(), async || {
             let list = Request::new(
                 Verb::Get,
                 "/apis/kni.dev/v1alpha1/namespaces/red-team/podinterfaces",
@@ -176,7 +176,7 @@ impl Names {
     async fn new(cluster: &Cluster, own: &Pod, foreign: &Pod) -> Result<Self> {
         let red = objects::network("red", &[], &json!({}));
         // Its status follows the pods a moment later; an update must be of the latest version.
-        let network = wait::until_some("network red is at rest", PATIENCE, async || {
+        let network = wait::until_some("network red is at rest", patience(), async || {
             let before = cluster.get(&red).await?.context("network red")?;
             tokio::time::sleep(REST).await;
             let network = cluster.get(&red).await?.context("network red")?;

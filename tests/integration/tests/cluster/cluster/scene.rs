@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kni_api::{ConditionStatus, NodeNetwork, PodNetwork, node_network::NodeNetworkEntry};
 use kni_integration::{
     Cluster, NodeSnapshot, Pod,
-    cluster::{Member, PATIENCE, objects},
+    cluster::{Member, objects, patience},
     traffic::{Servers, tcp_get},
     wait,
 };
@@ -56,7 +56,7 @@ pub(crate) async fn prompt(cluster: &Cluster) -> Result<Duration> {
         }
         anyhow::bail!("the watch of the control write has ended")
     };
-    tokio::time::timeout(PATIENCE, shown)
+    tokio::time::timeout(patience(), shown)
         .await
         .context("the control write is not shown")??;
     Ok(PROMPT + WRITES * start.elapsed())
@@ -125,7 +125,7 @@ pub(crate) async fn guarded(cluster: &Cluster) -> Result<(Vec<Pod>, Servers)> {
 /// Waits until a condition of a network has this status; returns its message.
 pub(crate) async fn wait_for_condition(cluster: &Cluster, network: &str, kind: &str, holds: bool) -> Result<String> {
     let what = format!("{kind} of network {network} is {holds}");
-    wait::until_some(&what, PATIENCE, async || {
+    wait::until_some(&what, patience(), async || {
         let (status, message) = condition(cluster, network, kind)
             .await?
             .context("no such condition yet")?;
@@ -215,7 +215,7 @@ pub(crate) fn assert_silent(from: &Pod, to: &Pod) {
 /// Waits until `from` gets no answer from `to`.
 pub(crate) async fn wait_for_silence(from: &Pod, to: &Pod) -> Result<()> {
     let what = format!("{} is silent for {}", identity(to), identity(from));
-    wait::until(&what, PATIENCE, async || {
+    wait::until(&what, patience(), async || {
         let answers = [true, false].map(|v4| tcp_get(&from.inside, address(to, v4), PORT, SILENCE));
         Ok(answers.iter().all(Result::is_err))
     })
@@ -246,14 +246,14 @@ pub(crate) fn kernel_addresses(pod: &Pod, interface: &str) -> Result<Vec<IpAddr>
     Ok(found)
 }
 
-/// Waits until objects and annotations match the kernel; panics after [`PATIENCE`].
+/// Waits until objects and annotations match the kernel; panics after [`patience()`].
 pub(crate) async fn wait_for_truth(cluster: &Cluster) -> Result<Duration> {
-    wait::until_right("objects equal the kernel", PATIENCE, async || cluster.untrue().await).await
+    wait::until_right("objects equal the kernel", patience(), async || cluster.untrue().await).await
 }
 
 /// The snapshot of a node after the removals in the background.
 pub(crate) async fn at_rest(member: &Member) -> Result<NodeSnapshot> {
-    wait::until("nothing goes on in the background", PATIENCE, async || {
+    wait::until("nothing goes on in the background", patience(), async || {
         let status = member
             .kubelet
             .kni()

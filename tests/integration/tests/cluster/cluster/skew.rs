@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::NodeNetwork;
 use kni_integration::{
     Cluster,
-    cluster::{MemberOptions, PATIENCE, Refusal, definitions, objects},
+    cluster::{MemberOptions, Refusal, definitions, objects, patience},
     require, wait,
 };
 use kube::{Api, ResourceExt as _, api::DynamicObject};
@@ -88,7 +88,7 @@ async fn definitions_of_a_later_release_concern_the_objects_that_use_them() -> R
 
     // Back to what is understood.
     write_red(&cluster, &json!({ "spec": { "zzz": null } })).await?;
-    wait::until("red is understood", PATIENCE, async || {
+    wait::until("red is understood", patience(), async || {
         Ok(!conditions(&cluster).await?.1.1.contains("podnetworks red"))
     })
     .await?;
@@ -111,7 +111,7 @@ async fn write_red(cluster: &Cluster, patch: &Value) -> Result<DynamicObject> {
 
 /// Writes a field of a later release. The API server drops it until it uses the new definition.
 async fn write_later(cluster: &Cluster, patch: &Value) -> Result<()> {
-    wait::until("the API server keeps the new field", PATIENCE, async || {
+    wait::until("the API server keeps the new field", patience(), async || {
         Ok(write_red(cluster, patch).await?.data["spec"]["zzz"] == "new")
     })
     .await
@@ -134,7 +134,7 @@ async fn conditions(cluster: &Cluster) -> Result<(String, (String, String))> {
 
 /// Waits until the node reports each of these objects; returns the report.
 async fn wait_for_report(cluster: &Cluster, named: &[&str]) -> Result<String> {
-    wait::until_some("the node names the objects", PATIENCE, async || {
+    wait::until_some("the node names the objects", patience(), async || {
         let (ready, (_, message)) = conditions(cluster).await?;
         ensure!(ready == "True", "the node is not ready: {message}");
         if let Some(missing) = named.iter().find(|name| !message.contains(**name)) {
@@ -174,7 +174,7 @@ async fn of_green_is_refused(cluster: &Cluster, name: &str) -> Result<()> {
 async fn refusal_of(cluster: &Cluster, pod: &Value) -> Result<Refusal> {
     let pods = cluster.create_pods(std::slice::from_ref(pod)).await?;
     let pod = format!("{}/{}", pods[0].namespace().unwrap_or_default(), pods[0].name_any());
-    wait::until_some("the agent refuses the pod", PATIENCE, async || {
+    wait::until_some("the agent refuses the pod", patience(), async || {
         let mut refusals = cluster.nodes[0].kubelet.refusals().into_iter();
         Ok(refusals.find(|refusal| refusal.pod == pod))
     })

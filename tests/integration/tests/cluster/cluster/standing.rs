@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{ConditionStatus, EgressPolicy, NodeNetwork, PodNetwork};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, deployed, objects},
+    cluster::{deployed, objects, patience},
     require, wait,
 };
 use kube::{Api, api::DeleteParams};
@@ -21,7 +21,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
         wait_for_condition(&cluster, "red", kind, true).await?;
     }
     // The nodes may be reported at different times.
-    wait::until("the network is in force on both nodes", PATIENCE, async || {
+    wait::until("the network is in force on both nodes", patience(), async || {
         let told = wait_for_condition(&cluster, "red", "Programmed", true).await?;
         ensure!(told.contains("2 of 2"), "{told:?}");
         let status = network_object(&cluster, "red").await?.status.context("status")?;
@@ -62,14 +62,14 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
         .await?;
     let nodes: Api<NodeNetwork> = Api::all(cluster.client.clone());
     for node in ["node1", "node2"] {
-        wait::until(&format!("{node} has both policies in force"), PATIENCE, async || {
+        wait::until(&format!("{node} has both policies in force"), patience(), async || {
             let policies = nodes.get(node).await?.status.context("no status yet")?.policies;
             Ok(policies.known == 2 && policies.programmed && policies.refused.is_empty())
         })
         .await?;
     }
     let policies: Api<EgressPolicy> = Api::namespaced(cluster.client.clone(), "red-team");
-    wait::until("the egress policy is in force", PATIENCE, async || {
+    wait::until("the egress policy is in force", patience(), async || {
         let status = policies.get("two").await?.status.context("no status yet")?;
         let found = status
             .conditions
@@ -95,7 +95,7 @@ async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
         .await?;
     let _servers = [serve(&pods[0])?, serve(&pods[1])?];
     let api: Api<PodNetwork> = Api::all(cluster.client.clone());
-    wait::until("the network has a finalizer", PATIENCE, async || {
+    wait::until("the network has a finalizer", patience(), async || {
         let finalizers = api.get("red").await?.metadata.finalizers.unwrap_or_default();
         Ok(finalizers
             .iter()
@@ -104,7 +104,7 @@ async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
     .await?;
     refused_at_once(&cluster, &api).await?;
     api.delete("red", &DeleteParams::default()).await?;
-    wait::until("the condition names both pods", PATIENCE, async || {
+    wait::until("the condition names both pods", patience(), async || {
         let told = wait_for_condition(&cluster, "red", "InUse", true).await?;
         Ok(told.contains("red-team/a") && told.contains("red-team/b"))
     })
@@ -116,13 +116,13 @@ async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
     assert_reached(&pods[0], &pods[1]);
 
     cluster.remove("red-team", &["a"]).await?;
-    wait::until("the condition names the other pod alone", PATIENCE, async || {
+    wait::until("the condition names the other pod alone", patience(), async || {
         let told = wait_for_condition(&cluster, "red", "InUse", true).await?;
         Ok(!told.contains("red-team/a") && told.contains("red-team/b"))
     })
     .await?;
     cluster.remove("red-team", &["b"]).await?;
-    wait::until("the network is gone", PATIENCE, async || {
+    wait::until("the network is gone", patience(), async || {
         Ok(api.get_opt("red").await?.is_none())
     })
     .await?;
@@ -149,7 +149,7 @@ async fn refused_at_once(cluster: &Cluster, api: &Api<PodNetwork>) -> Result<()>
         dry_run: true,
         ..DeleteParams::default()
     };
-    wait::until("the API server refuses to delete the network", PATIENCE, async || {
+    wait::until("the API server refuses to delete the network", patience(), async || {
         let refused = api.delete("red", &trial).await.err().context("it is taken")?;
         let words = refused.to_string();
         ensure!(
@@ -165,7 +165,7 @@ async fn refused_at_once(cluster: &Cluster, api: &Api<PodNetwork>) -> Result<()>
     for object in guard.iter().rev() {
         cluster.delete(object).await?;
     }
-    wait::until("the API server takes it again", PATIENCE, async || {
+    wait::until("the API server takes it again", patience(), async || {
         Ok(api.delete("red", &trial).await.is_ok())
     })
     .await

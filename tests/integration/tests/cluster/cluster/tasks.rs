@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Cluster,
-    cluster::{Member, MemberOptions, PATIENCE, objects},
+    cluster::{Member, MemberOptions, objects, patience},
     require,
     traffic::Stream,
     wait,
@@ -103,7 +103,7 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
     let start = Instant::now();
     let faults: Vec<(&str, &String)> = hanging.iter().map(|task| ("hang", *task)).collect();
     inject(&cluster.nodes[0], &faults)?;
-    let told = wait::until_some("the probe names every task", PATIENCE, async || {
+    let told = wait::until_some("the probe names every task", patience(), async || {
         let (alive, text) = probe(&cluster.nodes[0])?;
         ensure!(!alive, "alive");
         for task in &hanging {
@@ -123,7 +123,7 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
 
 /// Waits until the agent runs all of `tasks`, is ready and alive.
 async fn wait_until_complete(member: &Member, tasks: &BTreeSet<String>) -> Result<()> {
-    wait::until("the agent runs all tasks", PATIENCE, async || {
+    wait::until("the agent runs all tasks", patience(), async || {
         let running = self::tasks(member)?;
         let missing: Vec<&String> = tasks.difference(&running).collect();
         ensure!(missing.is_empty(), "missing: {missing:?}");

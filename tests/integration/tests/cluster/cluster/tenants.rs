@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, connect, objects},
+    cluster::{connect, objects, patience},
     require,
     traffic::{Servers, udp_ask},
     wait,
@@ -82,7 +82,7 @@ async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before(
         .await?;
     wait_for_silence(blue_a, blue_b).await?;
     cluster.delete(&policy).await?;
-    wait::until("red is open again", PATIENCE, async || {
+    wait::until("red is open again", patience(), async || {
         Ok(super::scene::ask(red_a, red_b) == vec![Ok(identity(red_b)), Ok(identity(red_b))])
     })
     .await?;
@@ -99,7 +99,7 @@ async fn reach_the_api_server(cluster: &mut Cluster, pods: &[&Pod]) -> Result<()
     assert!(kubeconfig.contains("https://10.96.0.1\""), "{kubeconfig}");
     for pod in pods {
         let what = format!("{} reaches the API server", identity(pod));
-        wait::until_some(&what, PATIENCE, async || {
+        wait::until_some(&what, patience(), async || {
             let client = connect(&pod.inside, &kubeconfig).await?;
             let version = client.apiserver_version().await.context("ask for its version")?;
             Ok(Some(version.git_version))
@@ -119,7 +119,7 @@ async fn reach_name_servers(cluster: &Cluster, pods: &[&Pod]) -> Result<()> {
     let address: IpAddr = spec.cluster_ip.context("address")?.parse()?;
     for pod in pods {
         let what = format!("{} gets an answer of the name server", identity(pod));
-        wait::until_some(&what, PATIENCE, async || {
+        wait::until_some(&what, patience(), async || {
             let answer = udp_ask(&pod.inside, address, 53, ANSWER)?;
             Ok(Some(answer.identity == "names"))
         })
@@ -137,7 +137,7 @@ fn with_network(namespace: &str, name: &str, network: &str) -> serde_json::Value
 async fn network_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), &pod.namespace);
     let name = kni_api::pod_interface::name(&pod.name, &pod.uid, "eth0");
-    wait::until_some(&format!("PodInterface {name}"), PATIENCE, async || {
+    wait::until_some(&format!("PodInterface {name}"), patience(), async || {
         let object = api.get_opt(&name).await?;
         Ok(object.map(|object| object.spec.pod_network_name))
     })

@@ -14,7 +14,7 @@ use kni_api::AddressBlock;
 use kni_claims::{Claim, ClaimError, Claims, NetworkRef, NodeRef};
 use kni_integration::{
     Cluster,
-    cluster::{MemberOptions, PATIENCE, objects},
+    cluster::{MemberOptions, objects, patience},
     require, wait,
 };
 use kni_ipam::blocks::{Taken, next_unit};
@@ -214,7 +214,7 @@ async fn pods_have_the_rest(cluster: &Cluster) -> Result<()> {
         }
     }
     let v4 = |all: &BTreeSet<IpNet>| all.iter().filter(|unit| unit.addr().is_ipv4()).count();
-    wait::until("nodes hold no scarce unit for later", 2 * PATIENCE, async || {
+    wait::until("nodes hold no scarce unit for later", 2 * patience(), async || {
         let held = [v4(&units(cluster, "node1").await?), v4(&units(cluster, "node2").await?)];
         Ok(held == [PODS, PODS])
     })
@@ -223,7 +223,7 @@ async fn pods_have_the_rest(cluster: &Cluster) -> Result<()> {
     let names: Vec<&str> = running.iter().map(|pod| pod.name.as_str()).collect();
     cluster.remove("tiny", &names).await?;
     let start = Instant::now();
-    wait::until("all units are released", 2 * PATIENCE, async || {
+    wait::until("all units are released", 2 * patience(), async || {
         Ok(units(cluster, "node1").await?.is_empty() && units(cluster, "node2").await?.is_empty())
     })
     .await?;
@@ -288,7 +288,7 @@ async fn the_default_network_gives_blocks_back(cluster: &Cluster) -> Result<()> 
     let names: Vec<&str> = running.iter().map(|pod| pod.name.as_str()).collect();
     cluster.remove("plain", &names).await?;
     let start = Instant::now();
-    wait::until("one block of each family is left", PATIENCE, async || {
+    wait::until("one block of each family is left", patience(), async || {
         Ok(blocks(cluster, "default", "node1").await?.len() == 2)
     })
     .await?;

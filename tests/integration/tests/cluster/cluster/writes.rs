@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{EgressPolicy, NodeNetwork, PodInterface, PodNetwork};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, audit::Audit, objects},
+    cluster::{audit::Audit, objects, patience},
     require, wait,
 };
 use kube::{Api, ResourceExt as _, api::ListParams};
@@ -50,7 +50,7 @@ async fn a_network_is_in_use_at_once(cluster: &Cluster) -> Result<()> {
 
 async fn interfaces_within(cluster: &Cluster, network: &str, count: i64) -> Result<()> {
     let api: Api<PodNetwork> = Api::all(cluster.client.clone());
-    let took = wait::until(&format!("{network} has {count} interfaces"), PATIENCE, async || {
+    let took = wait::until(&format!("{network} has {count} interfaces"), patience(), async || {
         Ok(api.get(network).await?.status.context("no status")?.interfaces == count)
     })
     .await?;
@@ -119,14 +119,14 @@ async fn pods_come(cluster: &Cluster) -> Result<()> {
 /// What waited is written.
 async fn figures_become_right(cluster: &Cluster) -> Result<()> {
     let used = i64::try_from(CHANGES)? + 1;
-    wait::until("the node's figures are right", PATIENCE, async || {
+    wait::until("the node's figures are right", patience(), async || {
         Ok(entry(cluster, "node1", "red")
             .await?
             .is_some_and(|entry| entry.used == used))
     })
     .await?;
     let api: Api<PodNetwork> = Api::all(cluster.client.clone());
-    let right = wait::until("the network's figures are right", PATIENCE, async || {
+    let right = wait::until("the network's figures are right", patience(), async || {
         let status = api.get("red").await?.status.context("no status")?;
         Ok(status.interfaces == used && status.addresses.used == 2 * used)
     })
@@ -138,7 +138,7 @@ async fn figures_become_right(cluster: &Cluster) -> Result<()> {
 /// Waits until the interface of a pod in `red-team` is written with its final programs; returns the object's name.
 async fn complete_interface(cluster: &Cluster, pod: &str) -> Result<String> {
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "red-team");
-    wait::until_some(&format!("the interface of {pod} is complete"), PATIENCE, async || {
+    wait::until_some(&format!("the interface of {pod} is complete"), patience(), async || {
         let listed = api.list(&ListParams::default()).await?;
         let found = listed.items.into_iter().find(|object| object.spec.pod_name == pod);
         let complete = found.filter(|object| {
@@ -162,7 +162,7 @@ async fn policies_change(cluster: &Cluster) -> Result<()> {
     }
     let took = start.elapsed();
     let api: Api<NodeNetwork> = Api::all(cluster.client.clone());
-    wait::until("both nodes know all policies", PATIENCE, async || {
+    wait::until("both nodes know all policies", patience(), async || {
         let mut known = Vec::new();
         for node in ["node1", "node2"] {
             known.push(api.get(node).await?.status.context("no status")?.policies.known);
@@ -195,7 +195,7 @@ async fn egress_policies_do_not_wait(cluster: &Cluster) -> Result<()> {
         });
         cluster.apply(&[policy]).await?;
         let api: Api<EgressPolicy> = Api::namespaced(cluster.client.clone(), "red-team");
-        let took = wait::until("the egress policy is applied on every node", PATIENCE, async || {
+        let took = wait::until("the egress policy is applied on every node", patience(), async || {
             let status = serde_json::to_value(api.get(name).await?.status)?;
             let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
             let is_it = |condition: &Value| condition["type"] == "Programmed" && condition["status"] == "True";

@@ -16,6 +16,7 @@ use kni_integration::{
     frames::{Ip, Payload, TcpFlags},
     programs::hex,
     require,
+    wait::patience,
 };
 use nix::time::{ClockId, clock_gettime};
 
@@ -26,7 +27,6 @@ use super::scene::{
 
 /// Packets between two changes of the node.
 const BATCH: u64 = 20;
-const PATIENCE: Duration = Duration::from_mins(1);
 /// The reader of events looks every 50 ms.
 const EVENTS: Duration = Duration::from_millis(150);
 
@@ -198,7 +198,7 @@ fn outcome(scene: &Scene<'_>, before: &BTreeMap<(Direction, Verdict), u64>) -> R
             more.retain(|(direction, _)| *direction == Direction::FromPod);
         }
         match more.as_slice() {
-            [] => ensure!(begun.elapsed() < PATIENCE, "nothing was counted"),
+            [] => ensure!(begun.elapsed() < patience(), "nothing was counted"),
             [one] => return Ok(*one),
             several => anyhow::bail!("one packet was counted as {several:?}"),
         }

@@ -33,6 +33,7 @@ use kni_integration::{
     model::Seen,
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
     programs::{Programs, action_of, hex, routes, runnable},
+    wait::patience,
 };
 use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep};
 use nix::net::if_::if_nametoindex;
@@ -72,7 +73,6 @@ const NUMBERS: u32 = 4096;
 pub(super) const OVERLAY: &str = "overlay0";
 /// The port of all nodes' tunnels.
 pub(super) const VXLAN_PORT: u16 = 4789;
-const PATIENCE: Duration = Duration::from_mins(1);
 /// How long to look for what must not come, once something else shows that the packet was processed.
 const GLANCE: Duration = Duration::from_millis(20);
 /// The generation of the first row of a node.
@@ -728,7 +728,7 @@ impl<'a> Scene<'a> {
     /// The next packet that comes through the tunnel to a node's address.
     pub(super) fn tunnelled(&self, at: IpAddr) -> Result<Tunnelled> {
         let socket = self.tunnels.get(&at).context("a socket of another node")?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         let mut buffer = vec![0; 65_536];
         let (length, from) = socket
             .recv_from(&mut buffer)
@@ -751,7 +751,7 @@ impl<'a> Scene<'a> {
 
     /// The next frame for a pod that holds this packet.
     pub(super) fn received(&self, id: u32, packet: &[u8]) -> Result<()> {
-        let frame = self.next(id, PATIENCE, |frame| frame.get(14..) == Some(packet))?;
+        let frame = self.next(id, patience(), |frame| frame.get(14..) == Some(packet))?;
         let frame = frame.with_context(|| format!("pod {id} received no {}", hex(packet)))?;
         let link = Link::new(host_mac(id), mac(id)).frame(packet);
         ensure!(frame == link, "pod {id} received {}", hex(&frame));
@@ -768,7 +768,7 @@ impl<'a> Scene<'a> {
     pub(super) fn on_fabric(&self, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
         let found = self
             .fabric
-            .receive(PATIENCE, |frame| frame.get(14..).is_some_and(&wanted))?;
+            .receive(patience(), |frame| frame.get(14..).is_some_and(&wanted))?;
         let found = found.context("the packet did not come to the fabric")?;
         self.was_explained(Verdict::Routed)?;
         Ok(found)
@@ -776,7 +776,7 @@ impl<'a> Scene<'a> {
 
     /// The packet comes to the fabric, with or without tags.
     pub(super) fn leaves_behind_tags(&self, packet: &[u8]) -> Result<()> {
-        let found = self.fabric.receive(PATIENCE, |frame| frame.ends_with(packet))?;
+        let found = self.fabric.receive(patience(), |frame| frame.ends_with(packet))?;
         found.map(drop).context("the packet did not come to the fabric")
     }
 
@@ -797,7 +797,7 @@ impl<'a> Scene<'a> {
             Ok(more.filter(|(_, _, count)| *count > 0).collect())
         };
         let expected = vec![(direction, reason, 1)];
-        eventually_sync(PATIENCE, || {
+        eventually_sync(patience(), || {
             let more = more()?;
             ensure!(more == expected, "{what}: dropped {more:?}, expected {expected:?}");
             Ok(())

@@ -6,7 +6,6 @@ use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,6 +17,7 @@ use kni_integration::{
     frames::Mac,
     programs::{Programs, object, publish_unrestricted, routes},
     require,
+    wait::patience,
 };
 use kni_local_node::fabric::Fabric;
 use kni_model::{EndpointId, MacAddr, NetworkId};
@@ -29,7 +29,6 @@ const ENDPOINT: u32 = 1;
 const NUMBER: u32 = 8_000_000;
 /// Bytes of each stream.
 const LENGTH: usize = 2 << 20;
-const PATIENCE: Duration = Duration::from_mins(1);
 /// What fits the underlay's 1500 bytes behind the outer headers of IPv6.
 const WAY_MTU: u32 = 1430;
 /// The MTU of the nodes' uplinks, and of pods that were attached before their network had a tunnel.
@@ -228,7 +227,7 @@ fn exchange(client: &Member, server: &Member, family: usize) -> Result<()> {
         let serving = scope.spawn(|| -> Result<()> {
             let (mut stream, peer) = listener.accept()?;
             ensure!(peer.ip() == from, "the server sees {peer}");
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(patience()))?;
             let mut received = Vec::new();
             stream.read_to_end(&mut received)?;
             ensure!(received == content(1), "the server received other content");
@@ -236,10 +235,10 @@ fn exchange(client: &Member, server: &Member, family: usize) -> Result<()> {
         });
         let mut stream = client
             .pod
-            .enter(|| TcpStream::connect_timeout(&at, PATIENCE))?
+            .enter(|| TcpStream::connect_timeout(&at, patience()))?
             .with_context(|| format!("connect to {at}"));
         if let Ok(stream) = &mut stream {
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(patience()))?;
             stream.write_all(&content(1))?;
             stream.shutdown(Shutdown::Write)?;
             let mut received = Vec::new();

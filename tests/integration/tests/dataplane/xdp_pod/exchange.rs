@@ -12,7 +12,7 @@ use kni_integration::{
     traffic::{Matrix, Probe, Servers, udp_ask},
 };
 
-use super::{Ends, MANY, PATIENCE, PORT, networks, passed};
+use super::{Ends, MANY, PORT, networks, passed, patience};
 
 /// Sent and received packets of a pod in the operators' view.
 async fn counted(stage: &Stage, pod: &Pod) -> Result<[u64; 2]> {
@@ -81,7 +81,7 @@ async fn checksums_are_finished_before_the_frame_leaves_the_pod() -> Result<()> 
         for _ in 0..3 {
             let before = watcher.seen()?;
             ends.exchange(token)?;
-            let frame = arriving.receive(PATIENCE, is_it)?.context("it does not arrive")?;
+            let frame = arriving.receive(patience(), is_it)?.context("it does not arrive")?;
             assert_eq!(wrong_checksum(&frame), Some(0), "{frame:02x?}");
             slow += u32::from(watcher.seen()? != before);
         }
@@ -166,7 +166,7 @@ async fn networks_stay_apart_and_everybody_else_is_reached() -> Result<()> {
         Matrix::run(&probes, &all, PORT, patience).assert_expected();
     }
     let to = address(pod("blue-2"), true);
-    let answer = udp_ask(&pod("blue-1").inside, to, PORT, PATIENCE);
+    let answer = udp_ask(&pod("blue-1").inside, to, PORT, super::patience());
     ensure!(
         answer.is_ok_and(|answer| answer.identity == "blue-2"),
         "the wrong one answers"

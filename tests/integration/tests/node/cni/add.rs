@@ -168,7 +168,7 @@ async fn b16_the_runtimes_trace_reaches_the_agents_log() -> Result<()> {
         let (call, trace) = call(digit);
         assert!(scene.call(verb, &call)?.success);
         assert!(
-            scene.stage.agent.wait_for_log(&trace, super::scene::PATIENCE),
+            scene.stage.agent.wait_for_log(&trace, super::scene::patience()),
             "{}",
             scene.stage.agent.log()
         );

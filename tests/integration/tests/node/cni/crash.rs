@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use kni_integration::{Agent, eventually_sync, long, patience, require};
 use serde_json::json;
 
-use super::scene::{Call, PATIENCE, Scene};
+use super::scene::{Call, Scene};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Result<()> {
@@ -28,7 +28,7 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
                 nix::sys::signal::Signal::SIGKILL,
             )?;
             let agent = Agent::start_unready(node, options)?;
-            agent.wait_ready(PATIENCE)?;
+            agent.wait_ready(patience())?;
             Ok((adding.join().expect("no panic")?, agent))
         })?;
         scene.stage.agent = agent;
@@ -68,7 +68,7 @@ fn live(scene: &Scene, worker: usize, stop: &AtomicBool, lives: &AtomicU32) -> R
         if scene.call("ADD", &call)?.success {
             lives.fetch_add(1, Ordering::Relaxed);
         }
-        eventually_sync(PATIENCE, || {
+        eventually_sync(patience(), || {
             let outcome = scene.call("DEL", &call)?;
             ensure!(outcome.success, "DEL never succeeds: {outcome:?}");
             Ok(())
@@ -133,7 +133,7 @@ fn storm(scene: &Scene, lives: &AtomicU32) -> Result<Agent> {
             None => kill(scene.stage.agent.pid())?,
         }
         let next = Agent::start_unready(&scene.stage.node, scene.stage.options.clone())?;
-        next.wait_ready(PATIENCE)?;
+        next.wait_ready(patience())?;
         agent = Some(next);
     }
     agent.ok_or_else(|| anyhow::anyhow!("no kill"))

@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{AgentOptions, Manifest, Namespaces, agent::shim_binary, eventually, eventually_sync, patience};
+pub(crate) use kni_integration::patience;
+use kni_integration::{AgentOptions, Manifest, Namespaces, agent::shim_binary, eventually, eventually_sync};
 use kni_proto::{
     kni::{Network, QueryNodeNetworksRequest},
     runtime::{Interface, ListInterfacesRequest},
@@ -23,8 +24,6 @@ use crate::watched::{Watched, warm};
 pub(crate) const STATE: &str = "/run/kni-cni";
 /// Folder of deletes that wait for the agent.
 pub(crate) const PENDING: &str = "/run/kni-cni/cni/pending";
-/// Timeout for operations without a specific one.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The node, its agent and the plugin.
 pub(crate) struct Scene {

@@ -12,7 +12,7 @@ use kni_proto::kni::QueryNodeNetworksRequest;
 use serde_json::json;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-use super::scene::{Call, Outcome, PATIENCE, Scene};
+use super::scene::{Call, Outcome, Scene, patience};
 
 /// How long an answer without an agent may take: runtimes wait for it every few seconds.
 const QUICK: Duration = Duration::from_secs(1);
@@ -97,7 +97,7 @@ impl Said {
 
     /// Waits until all say the same: health is reported some times a second.
     async fn agrees(scene: &Scene, state: &str, ready: bool) -> Result<()> {
-        let said = eventually(PATIENCE, async || {
+        let said = eventually(patience(), async || {
             let said = Self::of(scene).await?;
             ensure!(said.0.iter().all(|(_, said)| *said == ready), "{said:?}");
             Ok(())

@@ -13,11 +13,10 @@ use kni_integration::{
     require,
     stage::address,
     traffic::{NoAnswer, new_token, tcp_get_to, udp_ask_to},
+    wait::patience,
 };
 
 use super::{ECHO, FAMILIES, HOST_PORT, NODE_PORT, Scene, VIP_CLOSED, VIP_ECHO, VIP_PORT, node, vip_at};
-
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Sends requests to the backend over TCP and UDP. Both sockets are connected, so the answer must come from the
 /// requested address.
@@ -28,7 +27,7 @@ fn ask(scene: &Scene, from: &Namespaces, to: SocketAddr, seen_as: IpAddr) -> Res
     ] {
         let what = || format!("{protocol} from {} to {to}", from.name());
         let token = new_token();
-        let answer = get(from, to, &token, PATIENCE).with_context(what)?;
+        let answer = get(from, to, &token, patience()).with_context(what)?;
         assert_eq!(answer.identity, "backend", "{}", what());
         assert!(scene.server.saw(&token), "{}", what());
         assert_eq!(
@@ -110,9 +109,9 @@ async fn a_closed_port_refuses_through_the_translation() -> Result<()> {
             let what = format!("from {} to {to}", from.name());
             // The ICMP error quotes the backend's address; a connected socket gets it only if the translation is
             // reversed.
-            let udp = udp_ask_to(from, to, &new_token(), PATIENCE);
+            let udp = udp_ask_to(from, to, &new_token(), patience());
             assert_eq!(udp, Err(NoAnswer::Refused), "UDP {what}");
-            let tcp = tcp_get_to(from, to, &new_token(), PATIENCE);
+            let tcp = tcp_get_to(from, to, &new_token(), patience());
             assert_eq!(tcp, Err(NoAnswer::Refused), "TCP {what}");
         }
     }

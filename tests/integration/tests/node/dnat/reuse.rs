@@ -8,12 +8,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Namespaces, require, stage::address, traffic::new_token};
+use kni_integration::{Namespaces, require, stage::address, traffic::new_token, wait::patience};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{FAMILIES, HOST_PORT, PORT, Scene, VIP_PORT, node, vip_at};
-
-const PATIENCE: Duration = Duration::from_mins(1);
 
 fn any(v4: bool, port: u16) -> SocketAddr {
     let any = if v4 { "0.0.0.0:0" } else { "[::]:0" };
@@ -50,7 +48,7 @@ fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
     let token = new_token();
     let line = from.enter(|| {
         let socket = connected(port, to)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         let mut stream = TcpStream::from(socket);
         stream.write_all(format!("{token}\n").as_bytes())?;
         let mut line = String::new();
@@ -67,13 +65,13 @@ fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
 /// A process that another test starts holds copies of all sockets until it executes its own program; the tuple is in
 /// use until then.
 fn connected(port: u16, to: SocketAddr) -> io::Result<Socket> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     loop {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
         socket.set_linger(Some(Duration::ZERO))?;
         socket.bind(&SockAddr::from(any(to.is_ipv4(), port)))?;
-        match socket.connect_timeout(&SockAddr::from(to), PATIENCE) {
+        match socket.connect_timeout(&SockAddr::from(to), patience()) {
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && Instant::now() < end => {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -90,7 +88,7 @@ async fn udp_from_one_port_takes_all_ways_in_turn() -> Result<()> {
         for first in [0, 1] {
             // Not connected: the source of the answer is compared with the requested address.
             let socket = scene.client.enter(|| UdpSocket::bind(any(v4, 0)))??;
-            socket.set_read_timeout(Some(PATIENCE))?;
+            socket.set_read_timeout(Some(patience()))?;
             for to in ways(&scene, v4).into_iter().skip(first) {
                 let (token, mut buffer) = (new_token(), [0; 512]);
                 socket.send_to(token.as_bytes(), to)?;

@@ -13,7 +13,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::{
     PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 use crate::node_traffic::checksums::without_offload;
 
@@ -44,8 +44,8 @@ async fn sums_of_a_device_stay_right() -> Result<()> {
     let sums = pod.inside.enter(|| DeviceSums::attach(if_nametoindex("eth0")?))??;
     let there = server(false);
     for _ in 0..10 {
-        udp_ask(&pod.inside, there.ip(), PORT, PATIENCE).context("UDP")?;
-        tcp_get(&pod.inside, there.ip(), PORT, PATIENCE).context("TCP")?;
+        udp_ask(&pod.inside, there.ip(), PORT, patience()).context("UDP")?;
+        tcp_get(&pod.inside, there.ip(), PORT, patience()).context("TCP")?;
     }
     let (right, wrong) = sums.right_and_wrong()?;
     ensure!(right >= 20 && wrong == 0, "{right} right sums, {wrong} wrong ones");

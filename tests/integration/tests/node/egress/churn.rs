@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use kni_integration::{Pod, require};
 
-use super::world::{PATIENCE, World, masquerading, server};
+use super::world::{World, masquerading, patience, server};
 
 const CONNECTIONS: usize = 50_000;
 const PODS: usize = 4;
@@ -39,8 +39,8 @@ fn connect(pod: &Pod, to: SocketAddr, count: usize) -> Result<usize> {
     pod.enter(|| {
         for done in 0..count {
             let once = || {
-                let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                let mut stream = TcpStream::connect_timeout(&to, patience())?;
+                stream.set_read_timeout(Some(patience()))?;
                 stream.write_all(b"x")?;
                 let mut byte = [0];
                 stream.read_exact(&mut byte)

@@ -18,7 +18,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 const CLOSED: u16 = 9;
@@ -44,13 +44,19 @@ async fn closed_ports_and_missing_ways_are_told() -> Result<()> {
         let nowhere: IpAddr = if v4 { "198.18.0.1" } else { "2001:db8:bad::1" }.parse()?;
         for pod in &pods {
             let from = &pod.inside;
-            assert_eq!(udp_ask(from, server(v4).ip(), CLOSED, PATIENCE), Err(NoAnswer::Refused));
-            assert_eq!(tcp_get(from, server(v4).ip(), CLOSED, PATIENCE), Err(NoAnswer::Refused));
-            assert_eq!(udp_ask(from, nowhere, PORT, PATIENCE), Err(NoAnswer::Unreachable));
-            assert_eq!(tcp_get(from, nowhere, PORT, PATIENCE), Err(NoAnswer::Unreachable));
+            assert_eq!(
+                udp_ask(from, server(v4).ip(), CLOSED, patience()),
+                Err(NoAnswer::Refused)
+            );
+            assert_eq!(
+                tcp_get(from, server(v4).ip(), CLOSED, patience()),
+                Err(NoAnswer::Refused)
+            );
+            assert_eq!(udp_ask(from, nowhere, PORT, patience()), Err(NoAnswer::Unreachable));
+            assert_eq!(tcp_get(from, nowhere, PORT, patience()), Err(NoAnswer::Unreachable));
             // Linux sends a burst of five such errors to one address, and then one per second.
             tokio::time::sleep(Duration::from_millis(1100)).await;
-            let echo = ping(from, nowhere, &new_token(), PATIENCE);
+            let echo = ping(from, nowhere, &new_token(), patience());
             assert_eq!(echo, Err(NoAnswer::Unreachable));
         }
     }
@@ -114,7 +120,7 @@ async fn hop(world: &World, pod: &kni_integration::Pod, v4: bool, hops: u8) -> R
         (33_434 + u16::from(hops)).to_be_bytes(),
     ]
     .concat();
-    let answer = socket.receive(PATIENCE, |frame| {
+    let answer = socket.receive(patience(), |frame| {
         frame.get(at) == Some(&kind) && frame.get(quoted..quoted + 4) == Some(&ports[..])
     })?;
     let answer = answer.with_context(|| format!("nobody tells of {hops} hops"))?;
@@ -136,7 +142,7 @@ async fn a_traceroute_shows_the_node_then_the_router() -> Result<()> {
         assert_eq!(hop(&world, &pod, v4, 1).await?, gateway);
         assert_eq!(hop(&world, &pod, v4, 2).await?, Outside::router_address(v4)?);
         // The packet with three hops reaches the server, whose port is closed.
-        let closed = udp_ask(&pod.inside, server(v4).ip(), 33_500, PATIENCE);
+        let closed = udp_ask(&pod.inside, server(v4).ip(), 33_500, patience());
         assert_eq!(closed, Err(NoAnswer::Refused));
     }
     watch.assert_clean();

@@ -20,7 +20,7 @@ use socket2::{Domain, Protocol as Transport, Socket, Type};
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 const SHORT: Duration = Duration::from_millis(500);
@@ -42,13 +42,13 @@ fn socket(v4: bool, from: u16) -> io::Result<Socket> {
 }
 
 /// Opens a connection from the given port.
-fn connect(ns: &Namespaces, from: u16, to: SocketAddr, patience: Duration) -> Result<TcpStream> {
+fn connect(ns: &Namespaces, from: u16, to: SocketAddr, timeout: Duration) -> Result<TcpStream> {
     let stream = ns.enter(|| -> io::Result<TcpStream> {
         let socket = socket(to.is_ipv4(), from)?;
-        socket.connect_timeout(&to.into(), patience)?;
+        socket.connect_timeout(&to.into(), timeout)?;
         Ok(socket.into())
     })??;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience()))?;
     Ok(stream)
 }
 
@@ -114,7 +114,7 @@ async fn two_ports_of_the_node_keep_connections_of_one_client_port_apart() -> Re
         let node: IpAddr = if v4 { NODE_V4 } else { NODE_V6 }.parse()?;
         let [one, other] = NODE_PORTS.map(|port| SocketAddr::new(node, port));
         let client = &world.outside.server;
-        let mut first = connect(client, CLIENT, one, PATIENCE)?;
+        let mut first = connect(client, CLIENT, one, patience())?;
         echoed(&mut first, b"before")?;
         let second = connect(client, CLIENT, other, SHORT);
         ensure!(second.is_err(), "both connections have the same answers");
@@ -123,7 +123,7 @@ async fn two_ports_of_the_node_keep_connections_of_one_client_port_apart() -> Re
         }
         drops = refused(&world, &pod, drops).await?;
         // From another port of the client it works.
-        echoed(&mut connect(client, CLIENT + 1, other, PATIENCE)?, b"other")?;
+        echoed(&mut connect(client, CLIENT + 1, other, patience())?, b"other")?;
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ async fn a_connection_of_the_pod_from_its_port_lives_on() -> Result<()> {
         let node: IpAddr = if v4 { NODE_V4 } else { NODE_V6 }.parse()?;
         let to = SocketAddr::new(server(v4).ip(), CLIENT);
         let mut own =
-            connect(&pod.inside, PORT, to, PATIENCE).with_context(|| format!("from {}", address(&pod, v4)))?;
+            connect(&pod.inside, PORT, to, patience()).with_context(|| format!("from {}", address(&pod, v4)))?;
         echoed(&mut own, b"before")?;
         let second = connect(
             &world.outside.server,

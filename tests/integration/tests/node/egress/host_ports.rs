@@ -22,7 +22,7 @@ use kni_proto::kni::{PortMapping, Protocol};
 
 use super::{
     FAMILIES, PORT,
-    world::{APPLIED, PATIENCE, World},
+    world::{APPLIED, World, patience},
 };
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -69,12 +69,12 @@ fn both(port: u16, host_ip: &str) -> Vec<PortMapping> {
 fn refused(client: &Namespaces, to: IpAddr, port: u16) {
     // The node itself answers that the port is closed.
     assert_eq!(
-        tcp_get(client, to, port, PATIENCE),
+        tcp_get(client, to, port, patience()),
         Err(NoAnswer::Refused),
         "TCP {to} {port}"
     );
     assert_eq!(
-        udp_ask(client, to, port, PATIENCE),
+        udp_ask(client, to, port, patience()),
         Err(NoAnswer::Refused),
         "UDP {to} {port}"
     );
@@ -82,8 +82,8 @@ fn refused(client: &Namespaces, to: IpAddr, port: u16) {
 
 fn answers(client: &Namespaces, to: IpAddr, port: u16, who: &str) -> Result<()> {
     for answer in [
-        tcp_get(client, to, port, PATIENCE).with_context(|| format!("TCP {to} {port}"))?,
-        udp_ask(client, to, port, PATIENCE).with_context(|| format!("UDP {to} {port}"))?,
+        tcp_get(client, to, port, patience()).with_context(|| format!("TCP {to} {port}"))?,
+        udp_ask(client, to, port, patience()).with_context(|| format!("UDP {to} {port}"))?,
     ] {
         assert_eq!(answer.identity, who);
         assert!(

@@ -18,7 +18,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 fn is_nodes(client: SocketAddr, v4: bool) -> bool {
@@ -40,16 +40,16 @@ async fn tcp_udp_and_echo_leave_with_the_nodes_address() -> Result<()> {
         for pod in &pods {
             let to = server(v4);
             for answer in [
-                tcp_get(&pod.inside, to.ip(), PORT, PATIENCE),
-                udp_ask(&pod.inside, to.ip(), PORT, PATIENCE),
+                tcp_get(&pod.inside, to.ip(), PORT, patience()),
+                udp_ask(&pod.inside, to.ip(), PORT, patience()),
             ] {
                 let answer = answer.with_context(|| format!("{} to {to}", pod.name))?;
                 assert_eq!(answer.identity, "server");
                 assert!(is_nodes(answer.client, v4), "the server saw {}", answer.client);
             }
             let token = new_token();
-            ping(&pod.inside, to.ip(), &token, PATIENCE).with_context(|| format!("{} pings {to}", pod.name))?;
-            assert!(servers.saw_within(&token, PATIENCE), "nobody saw the echo request");
+            ping(&pod.inside, to.ip(), &token, patience()).with_context(|| format!("{} pings {to}", pod.name))?;
+            assert!(servers.saw_within(&token, patience()), "nobody saw the echo request");
             tcp_echo(
                 &pod.inside,
                 SocketAddr::new(to.ip(), 7),
@@ -70,7 +70,7 @@ fn bound(pod: &Namespaces, from: SocketAddr, to: SocketAddr) -> Result<UdpSocket
     let socket = pod.enter(|| {
         let socket = UdpSocket::bind(from)?;
         socket.connect(to)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         std::io::Result::Ok(socket)
     })?;
     Ok(socket?)
@@ -147,7 +147,7 @@ async fn sctp_leaves_and_is_answered_with_right_checksums() -> Result<()> {
         inside.send(&Link::new(own, gateway).frame(&asked))?;
         let is_init = |frame: &[u8]| transport(frame, v4, SCTP).is_some_and(|packet| port_at(packet, 2) == PORT);
         let seen = server_side
-            .receive(PATIENCE, is_init)?
+            .receive(patience(), is_init)?
             .context("the server saw nothing")?;
         let mut packet = transport(&seen, v4, SCTP).context("not SCTP")?.to_vec();
         let port = port_at(&packet, 0);
@@ -161,7 +161,9 @@ async fn sctp_leaves_and_is_answered_with_right_checksums() -> Result<()> {
         let back = Link::new(seen[..6].try_into()?, seen[6..12].try_into()?);
         server_side.send(&back.frame(&answer))?;
         let is_answer = |frame: &[u8]| transport(frame, v4, SCTP).is_some_and(|packet| port_at(packet, 2) == 4000);
-        let seen = inside.receive(PATIENCE, is_answer)?.context("the pod saw no answer")?;
+        let seen = inside
+            .receive(patience(), is_answer)?
+            .context("the pod saw no answer")?;
         let mut packet = transport(&seen, v4, SCTP).context("not SCTP")?.to_vec();
         let sum = u32::from_le_bytes(packet[8..12].try_into()?);
         packet[8..12].fill(0);
@@ -192,7 +194,7 @@ async fn a_repeated_syn_keeps_its_port() -> Result<()> {
             inside.send(&Link::new(own, gateway).frame(&asked))?;
             let is_syn = |frame: &[u8]| transport(frame, v4, TCP).is_some_and(|segment| port_at(segment, 2) == PORT);
             let seen = server_side
-                .receive(PATIENCE, is_syn)?
+                .receive(patience(), is_syn)?
                 .context("the server saw nothing")?;
             ports.push(port_at(transport(&seen, v4, TCP).context("not TCP")?, 0));
         }
@@ -234,7 +236,7 @@ async fn the_node_is_reached_by_pods_of_the_default_network_only() -> Result<()>
         let node = if v4 { NODE_V4 } else { NODE_V6 }.parse()?;
         let side = if v4 { "172.30.0.2" } else { "fd30::2" }.parse()?;
         for (to, identity) in [(node, "node"), (side, "side")] {
-            let answer = tcp_get(&pod.inside, to, PORT, PATIENCE).with_context(|| format!("to {to}"))?;
+            let answer = tcp_get(&pod.inside, to, PORT, patience()).with_context(|| format!("to {to}"))?;
             assert_eq!(answer.identity, identity);
             assert_eq!(
                 answer.client.ip(),

@@ -20,7 +20,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{
     FAMILIES, PORT,
-    world::{APPLIED, PATIENCE, World},
+    world::{APPLIED, World, patience},
 };
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -82,7 +82,7 @@ fn ask_unconnected(from: &Namespaces, to: SocketAddr) -> Result<(String, SocketA
             Ipv6Addr::UNSPECIFIED.into()
         };
         let socket = UdpSocket::bind((any, 0))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         let mut answer = None;
         // The second datagram is one of a flow.
         for _ in 0..2 {
@@ -105,7 +105,7 @@ fn get_from(at: &Namespaces, own: &str, to: SocketAddr) -> Result<String, NoAnsw
     at.enter(|| {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
         socket.bind(&SockAddr::from(SocketAddr::new(own, 0)))?;
-        socket.connect_timeout(&SockAddr::from(to), PATIENCE)?;
+        socket.connect_timeout(&SockAddr::from(to), patience())?;
         ask(&TcpStream::from(socket))
     })
     .map_err(|error| NoAnswer::Other(format!("{error:#}")))?
@@ -113,7 +113,7 @@ fn get_from(at: &Namespaces, own: &str, to: SocketAddr) -> Result<String, NoAnsw
 
 /// A request and its answer on an open connection, which serves one.
 fn ask(mut stream: &TcpStream) -> Result<String, NoAnswer> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience()))?;
     stream.write_all(format!("{}\n", new_token()).as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
@@ -121,8 +121,8 @@ fn ask(mut stream: &TcpStream) -> Result<String, NoAnswer> {
 }
 
 fn answers(node: &Namespaces, to: IpAddr, who: &str) -> Result<()> {
-    let tcp = tcp_get(node, to, HOST_PORT, PATIENCE).with_context(|| format!("TCP {to}"))?;
-    let udp = udp_ask(node, to, HOST_PORT, PATIENCE).with_context(|| format!("UDP {to}"))?;
+    let tcp = tcp_get(node, to, HOST_PORT, patience()).with_context(|| format!("TCP {to}"))?;
+    let udp = udp_ask(node, to, HOST_PORT, patience()).with_context(|| format!("UDP {to}"))?;
     for answer in [tcp, udp] {
         assert_eq!(answer.identity, who, "{to}");
         let client = answer.client.ip().to_canonical();
@@ -146,12 +146,12 @@ fn answers(node: &Namespaces, to: IpAddr, who: &str) -> Result<()> {
 
 fn refused(node: &Namespaces, to: IpAddr) {
     assert_eq!(
-        tcp_get(node, to, HOST_PORT, PATIENCE),
+        tcp_get(node, to, HOST_PORT, patience()),
         Err(NoAnswer::Refused),
         "TCP {to}"
     );
     assert_eq!(
-        udp_ask(node, to, HOST_PORT, PATIENCE),
+        udp_ask(node, to, HOST_PORT, patience()),
         Err(NoAnswer::Refused),
         "UDP {to}"
     );
@@ -225,7 +225,7 @@ async fn the_node_distinguishes_addresses_and_protocols() -> Result<()> {
     for _ in 0..2 {
         assert_eq!(get_from(node, NODE_V4, at(loopback)).as_deref(), Ok("loopback"));
         assert_eq!(
-            tcp_get(node, loopback, HOST_PORT, PATIENCE)
+            tcp_get(node, loopback, HOST_PORT, patience())
                 .map(|answer| answer.identity)
                 .as_deref(),
             Ok("loopback")
@@ -233,26 +233,26 @@ async fn the_node_distinguishes_addresses_and_protocols() -> Result<()> {
         assert_eq!(get_from(node, NODE_V4, at(own)).as_deref(), Ok("node"));
         assert_eq!(ask_unconnected(node, at(own))?, ("datagrams".to_owned(), at(own)));
         assert_eq!(
-            udp_ask(node, own, HOST_PORT, PATIENCE)
+            udp_ask(node, own, HOST_PORT, patience())
                 .map(|answer| answer.identity)
                 .as_deref(),
             Ok("datagrams")
         );
         // Nothing has the rest.
-        assert_eq!(udp_ask(node, loopback, HOST_PORT, PATIENCE), Err(NoAnswer::Refused));
+        assert_eq!(udp_ask(node, loopback, HOST_PORT, patience()), Err(NoAnswer::Refused));
         assert_eq!(
-            tcp_get(node, "127.0.0.2".parse()?, HOST_PORT, PATIENCE),
+            tcp_get(node, "127.0.0.2".parse()?, HOST_PORT, patience()),
             Err(NoAnswer::Refused)
         );
         assert_eq!(
-            tcp_get(node, NODE_V6.parse()?, HOST_PORT, PATIENCE),
+            tcp_get(node, NODE_V6.parse()?, HOST_PORT, patience()),
             Err(NoAnswer::Refused)
         );
     }
     // From outside there are only the ports at the node's address.
     let client = &world.outside.server;
     assert_eq!(
-        tcp_get(client, own, HOST_PORT, PATIENCE)
+        tcp_get(client, own, HOST_PORT, patience())
             .map(|answer| answer.identity)
             .as_deref(),
         Ok("node")
@@ -316,9 +316,9 @@ async fn policies_treat_the_node_as_the_node() -> Result<()> {
         Ok(())
     })
     .await?;
-    let direct = tcp_get(node, pod.ip(true).context("an address")?, PORT, PATIENCE);
+    let direct = tcp_get(node, pod.ip(true).context("an address")?, PORT, patience());
     let direct = direct.context("by the pod's address")?;
-    let by_port = tcp_get(node, own, HOST_PORT, PATIENCE).context("by the port")?;
+    let by_port = tcp_get(node, own, HOST_PORT, patience()).context("by the port")?;
     assert_eq!(by_port.client.ip(), direct.client.ip(), "the pod sees the same client");
     for v4 in FAMILIES {
         for to in places(v4)? {
@@ -336,7 +336,7 @@ async fn without_cgroup2_the_status_names_what_is_not_served() -> Result<()> {
     let pod = run(&world.stage, "served", &BOTH, "").await?;
     let _servers = Servers::start(&pod.inside, "served", PORT)?;
     let own: IpAddr = NODE_V4.parse()?;
-    let outside = tcp_get(&world.outside.server, own, HOST_PORT, PATIENCE);
+    let outside = tcp_get(&world.outside.server, own, HOST_PORT, patience());
     assert_eq!(outside.map(|answer| answer.identity).as_deref(), Ok("served"));
     refused(&world.stage.node, own);
     let unserved = "the node's own processes do not reach host ports: cgroup2 is not mounted";
@@ -372,7 +372,7 @@ async fn the_node_does_not_reach_ports_of_pods_that_it_does_not_reach() -> Resul
         .await?;
     let _servers = Servers::start(&blue.inside, "blue", PORT)?;
     let own: IpAddr = NODE_V4.parse()?;
-    let outside = tcp_get(&world.outside.server, own, HOST_PORT, PATIENCE);
+    let outside = tcp_get(&world.outside.server, own, HOST_PORT, patience());
     assert_eq!(outside.map(|answer| answer.identity).as_deref(), Ok("blue"));
     for to in places(true)? {
         refused(&world.stage.node, to);

@@ -14,7 +14,7 @@ use kni_integration::{
 
 use super::{
     PORT,
-    world::{APPLIED, PATIENCE, World, masquerading, pool, server},
+    world::{APPLIED, World, masquerading, patience, pool, server},
 };
 
 /// A MAC address of no host.
@@ -129,7 +129,7 @@ async fn addresses_of_others_are_refused_with_the_reason() -> Result<()> {
     }
     Manifest::apply(&[policy(&[FREE])], &world.stage.node)?;
     eventually(APPLIED, async || {
-        let answer = tcp_get(&pod.inside, server(true).ip(), PORT, PATIENCE);
+        let answer = tcp_get(&pod.inside, server(true).ip(), PORT, patience());
         let client = answer.as_ref().map(|answer| answer.client.ip().to_string());
         ensure!(client.as_deref() == Ok(FREE), "{answer:?}");
         Ok(())

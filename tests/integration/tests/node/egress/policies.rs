@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{APPLIED, PATIENCE, World, masquerading, pool, server},
+    world::{APPLIED, World, masquerading, patience, pool, server},
 };
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -73,7 +73,7 @@ async fn the_first_rule_that_matches_decides() -> Result<()> {
     ];
     for v4 in FAMILIES {
         for pod in &pods {
-            tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE).context("before any policy")?;
+            tcp_get(&pod.inside, server(v4).ip(), PORT, patience()).context("before any policy")?;
         }
     }
     let body = "  rules:\n    - {action: Deny, to: [{cidr: 203.0.113.0/24}, {cidr: \"2001:db8:203::/48\"}], ports: [{port: 8080}, {protocol: UDP, port: 8080}]}\n  defaultAction: Allow\n";
@@ -89,7 +89,7 @@ async fn the_first_rule_that_matches_decides() -> Result<()> {
                 .stage
                 .wait_for_drops_from(pod, "from_pod", "policy_beyond", before + 1)
                 .await?;
-            let other = tcp_get(&pod.inside, to, OTHER, PATIENCE).context("another port")?;
+            let other = tcp_get(&pod.inside, to, OTHER, patience()).context("another port")?;
             assert_eq!(other.identity, "other");
         }
     }
@@ -120,7 +120,7 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
     let red = world.stage.pod_in("red", "address-red", "10.10.0.11,fd10::11").await?;
     // The network's own address, from the first packet on.
     for (v4, expected) in [(true, NETWORK_V4), (false, "2001:db8:100::60")] {
-        let answer = tcp_get(&red.inside, server(v4).ip(), PORT, PATIENCE).context("with the network's address")?;
+        let answer = tcp_get(&red.inside, server(v4).ip(), PORT, patience()).context("with the network's address")?;
         assert_eq!(answer.client.ip().to_string(), expected);
         assert!(answer.client.port() >= 1024);
     }
@@ -128,7 +128,7 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
     assert_eq!(uplink.dedicated, [NETWORK_V4, "2001:db8:100::60"]);
     // The node itself does not use them.
     for v4 in FAMILIES {
-        let answer = tcp_get(&world.stage.node, server(v4).ip(), PORT, PATIENCE)?;
+        let answer = tcp_get(&world.stage.node, server(v4).ip(), PORT, patience())?;
         assert!(
             !uplink.dedicated.contains(&answer.client.ip().to_string()),
             "{}",
@@ -147,7 +147,7 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
     world.stage.agent.kill9()?;
     world.stage.agent.restart()?;
     for (v4, expected) in [(true, "198.51.100.70"), (false, "2001:db8:100::70")] {
-        let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE).context("after a restart")?;
+        let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, patience()).context("after a restart")?;
         assert_eq!(answer.client.ip().to_string(), expected);
     }
     // The addresses of a policy are removed with it.

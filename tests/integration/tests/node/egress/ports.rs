@@ -16,7 +16,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, server},
 };
 
 /// Usually enough for both sides to close a connection; otherwise the next one takes a second longer.
@@ -69,7 +69,7 @@ async fn a_flow_without_a_port_is_dropped_and_counted() -> Result<()> {
         assert!(sockets[4].recv(&mut buffer).is_err(), "there is no fifth port");
         // The same ports are free for another destination.
         let router = kni_integration::Outside::router_address(v4)?;
-        let elsewhere = tcp_get(&pod.inside, router, 9, PATIENCE);
+        let elsewhere = tcp_get(&pod.inside, router, 9, patience());
         assert_eq!(elsewhere, Err(kni_integration::traffic::NoAnswer::Refused));
         asking.extend(sockets.into_iter().take(4));
     }
@@ -105,7 +105,7 @@ async fn a_port_of_a_socket_of_the_node_is_not_taken() -> Result<()> {
             std::io::Result::Ok((when_free(|| TcpListener::bind(at))?, when_free(|| UdpSocket::bind(at))?))
         })??;
         for attempt in 0..20 {
-            let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE);
+            let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, patience());
             let answer = answer.with_context(|| format!("connection {attempt}"))?;
             assert_eq!(answer.client.port(), 61_001, "the other one is a socket's");
             // The server closes after the client. Before, the port is not free, and a SYN would be repeated after a
@@ -115,7 +115,7 @@ async fn a_port_of_a_socket_of_the_node_is_not_taken() -> Result<()> {
         let socket = pod.enter(|| {
             let socket = UdpSocket::bind(SocketAddr::new(any(v4), 0))?;
             socket.connect(server(v4))?;
-            socket.set_read_timeout(Some(PATIENCE))?;
+            socket.set_read_timeout(Some(patience()))?;
             std::io::Result::Ok(socket)
         })??;
         socket.send(b"question")?;

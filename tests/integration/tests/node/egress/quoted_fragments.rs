@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 const WORD: &[u8] = b"quote-me";
@@ -44,7 +44,9 @@ async fn an_error_about_a_fragment_is_dropped_and_one_about_the_whole_arrives() 
     for v4 in FAMILIES {
         let socket = pod.enter(|| std::net::UdpSocket::bind(if v4 { "0.0.0.0:0" } else { "[::]:0" }))??;
         socket.send_to(WORD, (server(v4).ip(), PORT))?;
-        let seen = outside.receive(PATIENCE, has_word)?.context("the server saw nothing")?;
+        let seen = outside
+            .receive(patience(), has_word)?
+            .context("the server saw nothing")?;
         let head = if v4 { 34 } else { 54 };
         let own = u16::from_be_bytes(seen[head..head + 2].try_into()?);
         let node: IpAddr = if v4 { NODE_V4 } else { NODE_V6 }.parse()?;
@@ -67,7 +69,7 @@ async fn an_error_about_a_fragment_is_dropped_and_one_about_the_whole_arrives() 
         outside.send(&error(fragment.packet(&sent)))?;
         // In IPv6, the fragment header of the quoted packet hides its owner: the error stays in the node's stack.
         if v4 {
-            eventually(PATIENCE, async || {
+            eventually(patience(), async || {
                 let now = world.drops("from_uplink", "icmp_fragment").await?;
                 ensure!(now > dropped, "it is not counted: {}", world.stage.knictl(&["drops"])?);
                 Ok(())
@@ -78,7 +80,7 @@ async fn an_error_about_a_fragment_is_dropped_and_one_about_the_whole_arrives() 
         ensure!(leaked.is_none(), "IPv4 {v4}: the pod got {leaked:02x?}");
         outside.send(&error(whole.packet(&sent)))?;
         inside
-            .receive(PATIENCE, quotes_word)?
+            .receive(patience(), quotes_word)?
             .with_context(|| format!("IPv4 {v4}: the error about the whole packet does not arrive"))?;
     }
     watch.assert_clean();

@@ -13,7 +13,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn every_way_works_under_strict_reverse_path_filtering() -> Result<()> {
             ("a pod to the node", &pod.inside, node, "node"),
             ("the node to a pod", &*world.stage.node, address(&pod, v4), "pod"),
         ] {
-            for answer in [tcp_get(from, to, PORT, PATIENCE), udp_ask(from, to, PORT, PATIENCE)] {
+            for answer in [tcp_get(from, to, PORT, patience()), udp_ask(from, to, PORT, patience())] {
                 let answer = answer.with_context(|| format!("{what}, IPv4 {v4}"))?;
                 assert_eq!(answer.identity, identity, "{what}");
             }

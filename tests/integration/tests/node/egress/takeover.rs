@@ -11,7 +11,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +43,7 @@ async fn a_killed_agent_costs_no_packet() -> Result<()> {
         world.stage.agent.kill9()?;
         // No agent is running, but new flows can be opened.
         for v4 in FAMILIES {
-            let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE).context("without an agent")?;
+            let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, patience()).context("without an agent")?;
             assert_eq!(answer.identity, "server");
         }
         world.stage.agent.restart()?;

@@ -13,7 +13,7 @@ use kni_proto::kni::{PortMapping, Protocol};
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 /// Names of pinned links that do not belong to an endpoint.
@@ -55,7 +55,7 @@ async fn nothing_is_attached_while_nothing_needs_it() -> Result<()> {
     Manifest::write_all(&Manifest::overlapping()[1..2], &world.stage.node, folder)?;
     world.wait_for_uplink(|uplink| uplink.programs.is_empty()).await?;
     // A program is detached before its pin is removed, and the status shows what is attached at the moment.
-    eventually(PATIENCE, async || {
+    eventually(patience(), async || {
         let pins = uplink_pins(&world.stage.node)?;
         ensure!(pins.is_empty(), "the pins {pins:?} stay");
         Ok(())
@@ -93,7 +93,7 @@ async fn an_uplink_that_comes_back_is_taken_again() -> Result<()> {
     let all_reach = || -> Result<()> {
         for v4 in FAMILIES {
             for pod in &pods {
-                let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE);
+                let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, patience());
                 answer.with_context(|| format!("{} over IPv{}", pod.name, if v4 { 4 } else { 6 }))?;
             }
         }
@@ -145,7 +145,7 @@ async fn the_operator_may_name_the_uplink() -> Result<()> {
     let uplink = world.uplink().await?;
     assert_eq!(uplink.ifname, "uplink0");
     let pod = world.stage.pod("named").await?;
-    let answer = tcp_get(&pod.inside, server(true).ip(), PORT, PATIENCE)?;
+    let answer = tcp_get(&pod.inside, server(true).ip(), PORT, patience())?;
     assert!(
         uplink.sources.contains(&answer.client.ip().to_string()),
         "{}",
@@ -185,7 +185,7 @@ async fn the_source_that_the_kernel_prefers_is_taken() -> Result<()> {
     let pod = world.stage.pod("preferred").await?;
     for (v4, expected) in [(true, "198.51.100.9"), (false, "2001:db8:100::9")] {
         let expected: IpAddr = expected.parse()?;
-        let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE)?;
+        let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, patience())?;
         assert_eq!(answer.client.ip(), expected);
     }
     // A change is followed.
@@ -196,7 +196,7 @@ async fn the_source_that_the_kernel_prefers_is_taken() -> Result<()> {
     world
         .wait_for_uplink(|uplink| uplink.sources.contains(&NODE_V4.to_owned()))
         .await?;
-    let answer = tcp_get(&pod.inside, server(true).ip(), PORT, PATIENCE)?;
+    let answer = tcp_get(&pod.inside, server(true).ip(), PORT, patience())?;
     assert_eq!(answer.client.ip().to_string(), NODE_V4);
     Ok(())
 }
@@ -232,7 +232,7 @@ async fn cleaning_up_leaves_the_uplink_as_it_was() -> Result<()> {
         let blue = world.stage.pod_in("blue", "tidy-blue", "10.10.0.11,fd10::11").await?;
         for v4 in FAMILIES {
             for pod in [&mapped, &blue] {
-                tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE)
+                tcp_get(&pod.inside, server(v4).ip(), PORT, patience())
                     .with_context(|| format!("{} {hook}", pod.name))?;
             }
         }

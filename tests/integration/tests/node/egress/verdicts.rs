@@ -13,7 +13,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{World, masquerading, patience, server},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -52,7 +52,7 @@ async fn protocols_without_ports_and_too_many_hops() -> Result<()> {
             .wait_for_drops(&pod, "from_pod", "time_exceeded", count + 1)
             .await?;
     }
-    udp_ask(&pod.inside, server(true).ip(), PORT, PATIENCE).context("others go on")?;
+    udp_ask(&pod.inside, server(true).ip(), PORT, patience()).context("others go on")?;
     watch.assert_clean();
     Ok(())
 }
@@ -77,7 +77,7 @@ async fn without_an_address_of_the_family_nothing_leaves() -> Result<()> {
         .stage
         .wait_for_drops(&pod, "from_pod", "masquerade_address", 1)
         .await?;
-    udp_ask(&pod.inside, server(true).ip(), PORT, PATIENCE).context("IPv4 goes on")?;
+    udp_ask(&pod.inside, server(true).ip(), PORT, patience()).context("IPv4 goes on")?;
     // Without the uplink there is no address.
     world.stage.node.ip(&["link set uplink0 down"])?;
     world.wait_for_uplink(|uplink| uplink.ifname.is_empty()).await?;
@@ -111,7 +111,7 @@ async fn what_is_too_big_is_told_and_counted() -> Result<()> {
         ip.v4_fragment = 0x4000;
         send(&world, &pod, &ip.packet(&Payload::udp(4000, PORT, &data))).await?;
         let (at, kind) = if v4 { (34, [3, 4]) } else { (54, [2, 0]) };
-        let answer = socket.receive(PATIENCE, |frame| frame.get(at..at + 2) == Some(&kind[..]))?;
+        let answer = socket.receive(patience(), |frame| frame.get(at..at + 2) == Some(&kind[..]))?;
         let answer = answer.with_context(|| format!("no error, IPv4: {v4}"))?;
         // The MTU is in the last bytes of the header's second word.
         assert_eq!(answer[at + 6..at + 8], 1500_u16.to_be_bytes(), "{answer:02x?}");
@@ -152,7 +152,7 @@ async fn what_would_leave_through_the_stack_untranslated_does_not() -> Result<()
             .wait_for_drops(&pod, "to_uplink", "untranslated", u64::try_from(count)? + 1)
             .await?;
     }
-    udp_ask(&pod.inside, server(true).ip(), 9, PATIENCE).expect_err("the port is closed, but traffic was seen");
+    udp_ask(&pod.inside, server(true).ip(), 9, patience()).expect_err("the port is closed, but traffic was seen");
     watch.assert_clean();
     Ok(())
 }

@@ -8,9 +8,8 @@ use kni_proto::runtime::{ListDropsRequest, Uplink};
 
 use super::PORT;
 
-/// Time for an answer. An address that is about to be verified costs the first packet, a busy machine may cost the next
-/// one: a SYN is repeated after 1, 3 and 7 seconds.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) use kni_integration::patience;
+
 /// Time until a change of objects or of the node's network is applied.
 pub(crate) const APPLIED: Duration = Duration::from_secs(30);
 /// Every subnet of the networks of [`masquerading`].

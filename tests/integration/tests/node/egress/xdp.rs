@@ -14,7 +14,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, server},
+    world::{World, patience, server},
 };
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -47,7 +47,7 @@ impl Wire {
 }
 
 async fn wait_for(world: &World, reason: &str, count: u64) -> Result<()> {
-    eventually(PATIENCE, async || {
+    eventually(patience(), async || {
         let counted = world.drops("from_uplink", reason).await?;
         assert!(counted <= count, "{counted} drops for {reason}, not {count}");
         ensure!(counted == count, "{counted} drops for {reason}, not {count}");
@@ -82,8 +82,8 @@ async fn stays_outside(mode: &str) -> Result<()> {
     let (mut denied, mut bogons, mut malformed, mut truncated) = (0, 0, 0, 0);
     for v4 in FAMILIES {
         let to = node(v4)?;
-        tcp_get(client, to, PORT, PATIENCE).context("others are let in")?;
-        tcp_get(&world.stage.node, server(v4).ip(), PORT, PATIENCE).context("the node reaches others")?;
+        tcp_get(client, to, PORT, patience()).context("others are let in")?;
+        tcp_get(&world.stage.node, server(v4).ip(), PORT, patience()).context("the node reaches others")?;
         let from: IpAddr = DENIED[usize::from(!v4)].parse()?;
         client.add_address("server0", &format!("{from}/{}", if v4 { 32 } else { 128 }))?;
         let question = Payload::udp(4000, PORT, b"question");

@@ -1,13 +1,11 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Result, ensure};
-use kni_integration::{Manifest, agent::MANIFESTS, eventually, kubelet::Sandbox, require, traffic};
+use kni_integration::{Manifest, agent::MANIFESTS, eventually, kubelet::Sandbox, require, traffic, wait::patience};
 use kni_proto::runtime::{ListNetworksRequest, ListNetworksResponse};
 use tonic::Code;
 
 use crate::watched::Watched;
-
-const PATIENCE: Duration = Duration::from_mins(1);
 
 async fn listed(stage: &Watched) -> Result<ListNetworksResponse> {
     Ok(stage
@@ -96,7 +94,7 @@ async fn networks_come_change_and_go_while_the_agent_runs() -> Result<()> {
     let network = closed.networks.iter().find(|n| n.name == "green").expect("just found");
     assert!(network.attachments == 2 && !network.reason.is_empty(), "{network:?}");
     assert_refused(&stage, "late", &green).await?;
-    traffic::tcp_get(&second.inside, first.ips()[0], 8080, PATIENCE)?;
+    traffic::tcp_get(&second.inside, first.ips()[0], 8080, patience())?;
     stream.stop().assert_whole("first");
     drop(servers);
     for pod in [first, second] {

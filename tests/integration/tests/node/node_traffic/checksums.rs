@@ -16,6 +16,7 @@ use kni_integration::{
     require,
     stage::{address, forwarding},
     traffic::{Servers, new_token, ping},
+    wait::patience,
 };
 
 use super::{
@@ -24,7 +25,6 @@ use super::{
 };
 
 const QUIET: Duration = Duration::from_millis(200);
-const PATIENCE: Duration = Duration::from_mins(1);
 /// `ETHTOOL_STXCSUM`: sets checksum offload of sent packets.
 const SET_TX_CHECKSUM: u32 = 0x17;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
@@ -73,7 +73,7 @@ async fn what_a_pod_receives_has_right_checksums() -> Result<()> {
         for from in [&pods[0].inside, &pods[2].inside, &*stage.node, stage.node.fabric()] {
             tcp_echo(from, to, &pods[1].inside, PORT, 200_000)?;
             udp_echo(from, to, &pods[1].inside, PORT, 1000)?;
-            ping(from, to.ip(), &new_token(), PATIENCE)?;
+            ping(from, to.ip(), &new_token(), patience())?;
         }
         let [own, gateway] = stage.macs(&pods[0], "eth0").await?;
         let packet = Ip::new(address(&pods[0], v4), to.ip()).packet(&Payload::udp(7, PORT + 1, b"raw"));
@@ -120,14 +120,14 @@ async fn the_gateway_answers_with_right_checksums() -> Result<()> {
         let capture = Capture::open(&pod.inside)?;
         socket.send(&neighbour_solicitation(own, v6, "fe80::1".parse()?))?;
         // An advertisement with the gateway's MAC address as its target link-layer address.
-        let answer = capture.find(PATIENCE, |packet| packet.protocol == 58 && packet.bytes[0] == 136)?;
+        let answer = capture.find(patience(), |packet| packet.protocol == 58 && packet.bytes[0] == 136)?;
         let answer = answer.with_context(|| format!("the gateway does not answer {name}"))?;
         assert_eq!(answer.sum, Sum::Full, "{answer:?}");
         assert_eq!(answer.source, "fe80::1".parse::<IpAddr>()?);
         assert_eq!(answer.bytes[24..32], [&[2, 1][..], &gateway].concat());
 
         socket.send(&arp_request(own, v4, "169.254.1.1".parse()?))?;
-        let reply = socket.receive(PATIENCE, |frame| {
+        let reply = socket.receive(patience(), |frame| {
             frame[..6] == own && frame[12..14] == [8, 6] && frame[20..22] == [0, 2]
         })?;
         let reply = reply.with_context(|| format!("no ARP reply for {name}"))?;

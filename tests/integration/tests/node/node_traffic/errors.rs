@@ -1,6 +1,6 @@
 //! Tests that ICMP errors reach the sender: closed ports and expired hops.
 
-use std::{net::IpAddr, time::Duration};
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use kni_integration::{
@@ -10,12 +10,12 @@ use kni_integration::{
     require,
     stage::{address, forwarding},
     traffic::{NoAnswer, new_token, tcp_get, udp_ask},
+    wait::patience,
 };
 
 use super::FAMILIES;
 
 const CLOSED: u16 = 9;
-const PATIENCE: Duration = Duration::from_mins(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_port_refuses() -> Result<()> {
@@ -30,9 +30,9 @@ async fn a_closed_port_refuses() -> Result<()> {
     ];
     let refused = |from: &Namespaces, to: IpAddr| {
         let what = format!("from {} to {to}", from.name());
-        let udp = udp_ask(from, to, CLOSED, PATIENCE);
+        let udp = udp_ask(from, to, CLOSED, patience());
         assert_eq!(udp, Err(NoAnswer::Refused), "UDP {what}");
-        let tcp = tcp_get(from, to, CLOSED, PATIENCE);
+        let tcp = tcp_get(from, to, CLOSED, patience());
         assert_eq!(tcp, Err(NoAnswer::Refused), "TCP {what}");
     };
     for v4 in FAMILIES {
@@ -69,7 +69,7 @@ async fn an_expired_packet_is_told_of() -> Result<()> {
         socket.send(&Link::new(own, gateway).frame(&packet))?;
         // Time exceeded; the packet is quoted.
         let (at, kind) = if v4 { (14 + 20, 11) } else { (14 + 40, 3) };
-        let answer = socket.receive(PATIENCE, |frame| {
+        let answer = socket.receive(patience(), |frame| {
             frame.get(at) == Some(&kind) && frame[at..].windows(token.len()).any(|w| w == token.as_bytes())
         })?;
         let answer = answer.with_context(|| format!("no time exceeded from {router}"))?;

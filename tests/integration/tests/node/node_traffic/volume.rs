@@ -3,7 +3,6 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpStream},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,11 +13,10 @@ use kni_integration::{
     require,
     stage::{address, forwarding},
     traffic::Servers,
+    wait::patience,
 };
 
 use super::{FAMILIES, PORT};
-
-const PATIENCE: Duration = Duration::from_mins(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_payloads_pass_whole() -> Result<()> {
@@ -73,7 +71,7 @@ async fn many_connections_pass_at_once_and_in_turn() -> Result<()> {
 fn at_once(from: &Namespaces, to: SocketAddr, count: usize) -> Result<()> {
     let connections: Vec<_> = from.enter(|| {
         (0..count)
-            .map(|_| TcpStream::connect_timeout(&to, PATIENCE))
+            .map(|_| TcpStream::connect_timeout(&to, patience()))
             .collect::<Result<_, _>>()
     })??;
     for (number, connection) in connections.iter().enumerate() {
@@ -86,14 +84,14 @@ fn in_turn(from: &Namespaces, to: SocketAddr, count: usize) -> Result<()> {
     from.enter(|| {
         (0..count).try_for_each(|number| {
             let connection =
-                TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("connection {number}"))?;
+                TcpStream::connect_timeout(&to, patience()).with_context(|| format!("connection {number}"))?;
             ask(&connection, number)
         })
     })?
 }
 
 fn ask(mut connection: &TcpStream, number: usize) -> Result<()> {
-    connection.set_read_timeout(Some(PATIENCE))?;
+    connection.set_read_timeout(Some(patience()))?;
     connection.write_all(format!("{number}\n").as_bytes())?;
     let mut line = String::new();
     BufReader::new(connection).read_line(&mut line)?;

@@ -114,7 +114,7 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
     let (id, inside) = (next.id.clone(), next.inside.clone());
     stage.node.run("umount", &["-l", next.netns.to_str().expect("UTF-8")])?;
     drop((next, inside));
-    eventually_sync(scene::PATIENCE, || {
+    eventually_sync(scene::patience(), || {
         let shown = stage.node.fabric().run("ip", &["link", "show", "wire0"]);
         ensure!(shown.is_err(), "its namespace still lives");
         Ok(())

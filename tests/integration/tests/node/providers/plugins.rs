@@ -14,7 +14,7 @@ use kni_proto::{
 };
 use tonic::Code;
 
-use super::scene::{self, CACHE, CONF, PATIENCE, address, ask, wait_for_network};
+use super::scene::{self, CACHE, CONF, address, ask, patience, wait_for_network};
 use crate::watched::Watched;
 
 const MULTI: &str = "k8s.v1.cni.cncf.io/networks";
@@ -66,7 +66,7 @@ async fn eth0_of_the_bridge_plugin_and_net1_of_ours_go_together() -> Result<()> 
             }
         }
         let node: IpAddr = NODE_V4.parse()?;
-        let answer = traffic::tcp_get(stage.node.fabric(), node, 18_081, PATIENCE);
+        let answer = traffic::tcp_get(stage.node.fabric(), node, 18_081, patience());
         let answer = answer.with_context(|| format!("{when}: host port"))?;
         ensure!(answer.identity == "two", "{when}: {answer:?}");
         Ok(())

@@ -131,7 +131,7 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
     scene.wait_until([true; 5]).await?;
     let to = SocketAddr::new(address(&scene.server, "eth0", true).parse()?, 8080);
     // The pod itself refuses a closed port: ICMP errors are delivered.
-    let refused = traffic::udp_ask(&scene.friend.inside, to.ip(), 9999, scene::PATIENCE);
+    let refused = traffic::udp_ask(&scene.friend.inside, to.ip(), 9999, scene::patience());
     assert_eq!(refused.err(), Some(NoAnswer::Refused));
     let stream = Stream::tcp(&scene.friend.inside, to)?;
     Manifest::apply(&[policies()], &scene.stage.node)?;

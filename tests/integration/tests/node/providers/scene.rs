@@ -12,6 +12,8 @@ use kni_proto::runtime::{ListNetworksRequest, NetworkStatus};
 
 use crate::watched::Watched;
 
+pub(crate) use kni_integration::patience;
+
 /// Folder of configurations, inside the node.
 pub(crate) const CONF: &str = "/run/cni/net.d";
 /// The leases of host-local, inside the node.
@@ -22,8 +24,6 @@ pub(crate) const CACHE: &str = "/run/cni/results";
 pub(crate) const WIRE_V4: &str = "192.0.2.1";
 /// See [`WIRE_V4`].
 pub(crate) const WIRE_V6: &str = "2001:db8:200::1";
-/// Timeout of a probe.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A `default` network of the eBPF provider, and one network of each other provider.
 pub(crate) fn networks() -> Vec<Manifest> {
@@ -178,7 +178,7 @@ pub(crate) async fn wait_for_network(stage: &Watched, name: &str, ready: bool) -
 /// The server that answers at port 8080, over TCP.
 pub(crate) fn ask(from: &Namespaces, address: &str) -> Result<String, NoAnswer> {
     let address = address.parse().expect("an address");
-    traffic::tcp_get(from, address, 8080, PATIENCE).map(|answer| answer.identity)
+    traffic::tcp_get(from, address, 8080, patience()).map(|answer| answer.identity)
 }
 
 /// The first address of a family in the agent's answer to the kubelet.

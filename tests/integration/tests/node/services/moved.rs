@@ -8,7 +8,7 @@ use kni_integration::{Pod, require, traffic::new_token};
 
 use super::{
     objects::{State, served, service},
-    scene::{FAMILIES, PATIENCE, Scene, assert_refused, front},
+    scene::{FAMILIES, Scene, assert_refused, front, patience},
 };
 
 const DNS: u8 = 53;
@@ -23,7 +23,7 @@ impl Asking {
             let socket = UdpSocket::bind(any)?;
             socket.connect(to).map(|()| socket)
         })??;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         Ok(Self(socket))
     }
 

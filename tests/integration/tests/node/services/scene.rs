@@ -8,8 +8,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+pub(crate) use kni_integration::patience;
 use kni_integration::{
-    AgentOptions, Manifest, Namespaces, Node, Pod, Stage, eventually, patience,
+    AgentOptions, Manifest, Namespaces, Node, Pod, Stage, eventually,
     stage::forwarding,
     traffic::{Answer, NoAnswer, Servers, new_token, syn_repeats, tcp_get_to, udp_ask_by},
 };
@@ -20,8 +21,6 @@ use super::objects::{BACK, FRONT, HERE, ZONE, networks, vip};
 
 /// Both families, IPv4 first.
 pub(crate) const FAMILIES: [bool; 2] = [true, false];
-/// Timeout of an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 /// Time to wait before no answer counts as silence.
 const SILENCE: Duration = Duration::from_millis(700);
 
@@ -142,7 +141,7 @@ impl Transport {
 
     /// Opens a new flow with one request.
     pub(crate) fn ask(self, from: &Namespaces, to: SocketAddr) -> Result<Answer, NoAnswer> {
-        self.ask_within(from, to, PATIENCE)
+        self.ask_within(from, to, patience())
     }
 
     fn ask_within(self, from: &Namespaces, to: SocketAddr, patience: Duration) -> Result<Answer, NoAnswer> {

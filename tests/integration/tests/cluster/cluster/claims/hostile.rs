@@ -9,7 +9,7 @@ use kni_api::{AddressBlock, AddressBlockSpec};
 use kni_claims::{NetworkRef, address_block, range_of};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, deployed},
+    cluster::{deployed, patience},
     long, wait,
 };
 use kni_ipam::blocks::{Prefixes, is_unit};
@@ -121,7 +121,7 @@ async fn applied(client: &Client, network: &NetworkRef) -> Result<()> {
         address_block(&node("n0"), network, &"10.50.0.0/26".parse()?),
         address_block(&node("n1"), network, &"10.50.0.16/28".parse()?),
     ];
-    wait::until("the policies apply", PATIENCE, async || {
+    wait::until("the policies apply", patience(), async || {
         for object in &bad {
             if api.create(&trial, object).await.is_ok() {
                 return Ok(false);

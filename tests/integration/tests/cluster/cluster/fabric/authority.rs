@@ -6,7 +6,7 @@ use std::{net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use kni_api::{AddressBlock, NetworkMembers, NodeEndpoint, network_members::NetworkMember};
 use kni_integration::{
-    cluster::{PATIENCE, connect, objects, token, wire::OVERLAY_PORT},
+    cluster::{connect, objects, patience, token, wire::OVERLAY_PORT},
     frames::{Ip, Link, PacketSocket, Payload, parse_mac},
     require,
     traffic::Servers,
@@ -50,7 +50,7 @@ async fn the_token_of_a_node_gains_no_packet_on_another_node() -> Result<()> {
         .apply(&[objects::policy("blue-team", "friends", &spec)])
         .await?;
     wait_for_silence(&own, &guarded).await?;
-    wait::until("the friend is known", PATIENCE, async || {
+    wait::until("the friend is known", patience(), async || {
         Ok(ask(&friend, &guarded) == vec![Ok(identity(&guarded)), Ok(identity(&guarded))])
     })
     .await?;
@@ -164,7 +164,7 @@ async fn members(bed: &Bed, client: &Client, [friend, own]: [&str; 2]) -> Result
     ];
     for claim in claims {
         write_members(client, &slice, std::slice::from_ref(&claim)).await?;
-        let refused = wait::until_some("kni-controller refuses the member", PATIENCE, async || {
+        let refused = wait::until_some("kni-controller refuses the member", patience(), async || {
             let status = api.get(&slice.name_any()).await?.status.unwrap_or_default();
             let refused = status
                 .refused
@@ -221,7 +221,7 @@ async fn endpoints(bed: &Bed, client: &Client) -> Result<()> {
     let victim = bed.cluster.nodes[1].node.addresses();
     let patch: Patch<Value> = Patch::Merge(json!({ "spec": { "addresses": victim } }));
     api.patch(ATTACKER, &PatchParams::default(), &patch).await?;
-    let refused = wait::until_some("kni-controller refuses the addresses", PATIENCE, async || {
+    let refused = wait::until_some("kni-controller refuses the addresses", patience(), async || {
         let status = api.get(ATTACKER).await?.status.unwrap_or_default();
         ensure!(
             status
@@ -274,7 +274,7 @@ async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
         for _ in 0..frames {
             socket.send(&frame)?;
         }
-        wait::until("each forged packet is counted", PATIENCE, async || {
+        wait::until("each forged packet is counted", patience(), async || {
             let now = dropped(member, "from_overlay", "foreign_node").await?;
             ensure!(now - before <= frames, "{}", now - before);
             Ok(now - before == frames)

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{NodeEndpoint, PodNetwork};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{Member, MemberOptions, PATIENCE, objects, wire::ip_packet},
+    cluster::{Member, MemberOptions, objects, patience, wire::ip_packet},
     frames::{Link, PacketSocket, parse_mac},
     traffic::{Matrix, Probe, Servers},
     wait,
@@ -113,7 +113,7 @@ impl Bed {
 
     /// Waits until every pod reaches those of its team on the other nodes.
     pub(super) async fn connected(&self) -> Result<()> {
-        wait::until("the pods of all nodes reach each other", PATIENCE, async || {
+        wait::until("the pods of all nodes reach each other", patience(), async || {
             let matrix = self.matrix();
             let failures = matrix.failures().len();
             ensure!(failures == 0, "{failures} rows:\n{matrix}");
@@ -131,7 +131,7 @@ impl Bed {
             for (from, to) in pairs {
                 let (from, to) = (self.pod(team, *from), self.pod(team, *to));
                 let what = format!("{} reaches {}", identity(from), identity(to));
-                wait::until(&what, PATIENCE, async || {
+                wait::until(&what, patience(), async || {
                     Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
                 })
                 .await

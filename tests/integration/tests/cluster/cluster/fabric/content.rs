@@ -4,7 +4,6 @@
 use std::{
     io::ErrorKind,
     net::{IpAddr, SocketAddr, UdpSocket},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,6 +13,7 @@ use kni_integration::{
     frames::{Ip, Payload},
     long,
     traffic::{new_token, ping},
+    wait::patience,
 };
 
 use super::{
@@ -33,7 +33,6 @@ const DATAGRAM: usize = 9_000;
 const ECHO: u16 = 7100;
 const CLOSED: u16 = 7101;
 const SCTP: u8 = 132;
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Each network, from each node to each other, in both families.
 pub(super) fn passes_unchanged(bed: &Bed) -> Result<()> {
@@ -49,7 +48,7 @@ pub(super) fn passes_unchanged(bed: &Bed) -> Result<()> {
                 tcp_echo(&from.inside, there, &to.inside, ECHO, stream).with_context(what)?;
                 udp_echo(&from.inside, there, &to.inside, ECHO, DATAGRAM).with_context(what)?;
                 sctp(from, to, v4).with_context(what)?;
-                ping(&from.inside, address(to, v4), &new_token(), PATIENCE).with_context(what)?;
+                ping(&from.inside, address(to, v4), &new_token(), patience()).with_context(what)?;
                 refused_port(from, address(to, v4)).with_context(what)?;
                 bytes += stream;
             }
@@ -84,7 +83,7 @@ fn refused_port(from: &Pod, to: IpAddr) -> Result<()> {
         socket.connect((to, CLOSED))?;
         Ok(socket)
     })??;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(patience()))?;
     socket.send(b"x")?;
     let error = socket.recv(&mut [0; 8]).err().context("an answer")?;
     ensure!(error.kind() == ErrorKind::ConnectionRefused, "{error}");

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 use kni_integration::{
     Pod,
     cluster::{
-        PATIENCE, objects,
+        objects, patience,
         wire::{OVERLAY_PORT, Wire},
     },
     frames::{Ip, Payload},
@@ -50,7 +50,7 @@ pub(super) async fn in_fragments(bed: &Bed, sender: &Pod, (there, inner): (IpAdd
         fragments.iter().try_for_each(|fragment| raw.send(fragment))
     })
     .await?;
-    wait::until("the later fragments are refused", PATIENCE, async || {
+    wait::until("the later fragments are refused", patience(), async || {
         let later = dropped(member, "from_pod", LATER).await? - before;
         ensure!(later == u64::from(count()), "{later} of {}", count());
         Ok(true)
@@ -94,7 +94,7 @@ async fn through_a_service_of(bed: &Bed, (team, v4): (&str, bool), inner: &[u8])
             .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, v4), 0)))
     };
     let before = dropped(member, "from_pod", "overlay_port").await?;
-    wait::until("the service is known", PATIENCE, async || {
+    wait::until("the service is known", patience(), async || {
         // Another socket each time: a flow from before the service was known continues.
         open()??.send_to(inner, (front, FRONT))?;
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -139,7 +139,7 @@ pub(super) async fn to_a_host_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> 
     let outside = bed.cluster.fabric.inside();
     for v4 in [true, false] {
         let to: IpAddr = member.node.addresses()[usize::from(!v4)].parse()?;
-        wait::until("the host port is served", PATIENCE, async || {
+        wait::until("the host port is served", patience(), async || {
             let answer = tcp_get(outside, to, OVERLAY_PORT, ANSWER)?;
             Ok(answer.identity == identity(&pod))
         })

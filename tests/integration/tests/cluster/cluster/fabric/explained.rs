@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use kni_integration::{
     Pod,
-    cluster::{Member, PATIENCE, objects, wire::OVERLAY_PORT},
+    cluster::{Member, objects, patience, wire::OVERLAY_PORT},
     require,
     traffic::{NoAnswer, tcp_get},
     wait,
@@ -177,7 +177,7 @@ async fn what_a_service_leads_to(bed: &Bed) -> Result<()> {
     let front = api.get("explained").await?.spec.unwrap_or_default().cluster_ip;
     let front = front.context("an address")?;
     let from = bed.pod("plain", 2);
-    wait::until("the service leads to its backend", PATIENCE, async || {
+    wait::until("the service leads to its backend", patience(), async || {
         let answer = tcp_get(&from.inside, front.parse()?, 80, ANSWER)?;
         Ok(answer.identity == identity(backend))
     })
@@ -205,7 +205,7 @@ async fn denied(bed: &Bed, policy: &Value, (node, program, reason): (&str, &str,
     let there = member(bed, node)?;
     let before = dropped(there, program, reason).await?;
     ensure!(get(from, to, true).is_err(), "the packet passed");
-    wait::until("the drop is counted", PATIENCE, async || {
+    wait::until("the drop is counted", patience(), async || {
         Ok(dropped(there, program, reason).await? > before)
     })
     .await?;
@@ -222,7 +222,7 @@ async fn denied(bed: &Bed, policy: &Value, (node, program, reason): (&str, &str,
     });
     ensure!(event, "no {reason} in {program} names both ends: {drops:#?}");
     bed.cluster.delete(policy).await?;
-    wait::until("packets pass again", PATIENCE, async || {
+    wait::until("packets pass again", patience(), async || {
         Ok(get(from, to, true).is_ok() && get(from, to, false).is_ok())
     })
     .await
@@ -280,7 +280,7 @@ async fn what_does_not_belong_there(bed: &Bed) -> Result<()> {
             );
             let before = dropped(there, "from_overlay", reason).await?;
             socket.send_to(&forged(number, source, destination), (to, OVERLAY_PORT))?;
-            wait::until(&format!("the packet is dropped as {reason}"), PATIENCE, async || {
+            wait::until(&format!("the packet is dropped as {reason}"), patience(), async || {
                 Ok(dropped(there, "from_overlay", reason).await? == before + 1)
             })
             .await?;
@@ -318,7 +318,7 @@ fn too_large(bed: &Bed) -> Result<()> {
 
 /// A new flow, and the names that its event has on a node.
 async fn event(bed: &Bed, node: usize, pod: &Pod, wanted: &Value) -> Result<()> {
-    wait::until(&format!("node{node} reports {wanted}"), PATIENCE, async || {
+    wait::until(&format!("node{node} reports {wanted}"), patience(), async || {
         let flows = bed.cluster.nodes[node - 1].knictl(&["flows", "--pod", &identity(pod), "-o", "json"])?;
         let flows: Value = serde_json::from_str(&flows)?;
         let all = flows["flows"].as_array().context("flows")?;

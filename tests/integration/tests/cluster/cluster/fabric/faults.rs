@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kni_integration::{
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     long, require,
     traffic::{assert_path_limit, is_too_big, whole_datagrams},
     wait,
@@ -108,7 +108,7 @@ async fn silent_and_back(bed: &mut Bed) -> Result<()> {
     let back = Instant::now();
     for team in TEAMS {
         let (from, to) = (bed.pod(team, 1), bed.pod(team, 3));
-        wait::until("the node is reached again", PATIENCE, async || {
+        wait::until("the node is reached again", patience(), async || {
             Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
         })
         .await
@@ -161,7 +161,7 @@ async fn others_remove_the_device(bed: &Bed) -> Result<()> {
         node.ip(&[command])?;
         let begun = Instant::now();
         let (from, to) = (bed.pod("red-team", 1), bed.pod("red-team", 2));
-        wait::until("the tunnel is back", PATIENCE, async || {
+        wait::until("the tunnel is back", patience(), async || {
             Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
         })
         .await
@@ -206,7 +206,7 @@ async fn narrow(bed: &Bed) -> Result<()> {
         let there: IpAddr = address(to, v4);
         // 1400 less the outer headers is 1350.
         let length = if v4 { 1351 - 28 } else { 1351 - 48 };
-        wait::until("the sender learns the smaller MTU", PATIENCE, async || {
+        wait::until("the sender learns the smaller MTU", patience(), async || {
             Ok(assert_path_limit(&from.inside, SocketAddr::new(there, PORT), length).is_ok())
         })
         .await?;
@@ -221,7 +221,7 @@ async fn narrow_for_the_stack(bed: &Bed) -> Result<()> {
     for v4 in [true, false] {
         let there: IpAddr = address(to, v4);
         let fits = if v4 { 1350 - 28 } else { 1350 - 48 };
-        wait::until("the node's stack knows the smaller MTU", PATIENCE, async || {
+        wait::until("the node's stack knows the smaller MTU", patience(), async || {
             let socket = whole_datagrams(&member.node, SocketAddr::new(there, PORT))?;
             socket.send(&vec![0; fits])?;
             let sent = socket.send(&vec![0; fits + 1]);

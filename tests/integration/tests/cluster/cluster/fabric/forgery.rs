@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     cluster::{
-        Member, PATIENCE,
+        Member, patience,
         wire::{Wire, ip_packet, tunnelled},
     },
     frames::{Ip, Link, Payload},
@@ -60,7 +60,7 @@ pub(super) async fn refused(
     let expected = before + u64::from(count());
     wait::until(
         &format!("{what}: {} are dropped as {reason}", count()),
-        PATIENCE,
+        patience(),
         async || {
             let found = dropped(member, direction, reason).await?;
             ensure!(found <= expected, "{found} of at most {expected}");

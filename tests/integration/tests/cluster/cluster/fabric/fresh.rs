@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use kni_api::AddressBlock;
 use kni_integration::{
     Cluster, Namespaces, Pod,
-    cluster::{Member, PATIENCE, objects},
+    cluster::{Member, objects, patience},
     long, require,
     traffic::Servers,
 };
@@ -202,7 +202,7 @@ async fn begin_when_attached(
     let (start, mut known, mut begun) = (Instant::now(), BTreeSet::new(), Vec::new());
     while begun.len() < names.len() {
         ensure!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < patience(),
             "{} of {} pods run",
             begun.len(),
             names.len()
@@ -228,7 +228,7 @@ fn send(inside: &Namespaces, name: &str, to: SocketAddr) -> Result<Sent> {
     socket.set_nonblocking(true)?;
     let (start, mut tokens, mut answered) = (Instant::now(), Vec::new(), None);
     while answered.is_none_or(|answered| start.elapsed() < answered + AFTERWARDS) {
-        ensure!(start.elapsed() < PATIENCE, "{name} has no answer of {to}");
+        ensure!(start.elapsed() < patience(), "{name} has no answer of {to}");
         let token = format!("{name}-{}-{}", to.is_ipv4(), tokens.len());
         socket.send_to(token.as_bytes(), to)?;
         tokens.push(token);

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     cluster::{
-        PATIENCE, objects,
+        objects, patience,
         wire::{OVERLAY_PORT, Wire, ip_packet, tunnelled_at},
     },
     echo::udp_echo,
@@ -295,7 +295,7 @@ async fn policies_follow_pods_of_other_nodes(bed: &Bed) -> Result<()> {
         wait_for_silence(stranger, server).await?;
         let reached = async |from, to| {
             let what = format!("{} reaches {}", identity(from), identity(to));
-            wait::until(&what, PATIENCE, async || {
+            wait::until(&what, patience(), async || {
                 Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
             })
             .await

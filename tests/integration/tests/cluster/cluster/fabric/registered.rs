@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kni_api::{AddressBlock, ConditionStatus, NodeNetwork};
 use kni_integration::{
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     long, require, wait,
 };
 use kube::{
@@ -58,7 +58,7 @@ async fn a_node_that_is_registered_again_has_its_blocks_and_its_traffic_back() -
     only_the_present_uid_is_written(&bed).await?;
     if long() {
         // Longer than a node has to be missing to count as gone.
-        tokio::time::sleep(2 * PATIENCE).await;
+        tokio::time::sleep(2 * patience()).await;
         bed.connected().await?;
     }
     wait_for_truth(&bed.cluster).await.map(drop)
@@ -99,7 +99,7 @@ async fn registered_again(bed: &mut Bed, order: Order) -> Result<()> {
     tokio::time::sleep(PHASE).await;
     with_it.stop(&format!("{order:?}: pods of node1 and of the node itself"));
     others.stop_whole(&format!("{order:?}: pods of node1 and node3"))?;
-    wait::until("each block has the UID of its node", PATIENCE, async || {
+    wait::until("each block has the UID of its node", patience(), async || {
         let now = blocks(&client).await?;
         let expected: BTreeMap<_, _> = before
             .iter()
@@ -122,7 +122,7 @@ async fn registered_again(bed: &mut Bed, order: Order) -> Result<()> {
 
 async fn no_one_is_accused(client: &Client) -> Result<()> {
     let reports: Api<NodeNetwork> = Api::all(client.clone());
-    wait::until("no node reports a conflict", PATIENCE, async || {
+    wait::until("no node reports a conflict", patience(), async || {
         for report in reports.list(&ListParams::default()).await? {
             let conditions = report.status.clone().context("no status")?.conditions;
             let conflict = conditions.iter().find(|condition| condition.type_ == "AddressConflict");

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::{core::v1::Service, events::v1::Event};
 use kni_integration::{
     Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     require,
     traffic::{NoAnswer, new_token, tcp_get, udp_ask},
     wait,
@@ -48,7 +48,7 @@ async fn a_service_leads_to_backends_on_other_nodes() -> Result<()> {
             for node in 1..=NODES {
                 let from = bed.pod(team, node);
                 let what = format!("{} asks {team}/{name} at {front}", identity(from));
-                wait::until(&what, PATIENCE, async || {
+                wait::until(&what, patience(), async || {
                     let tcp = tcp_get(&from.inside, front, FRONT, ANSWER)?;
                     let udp = udp_ask(&from.inside, front, FRONT, ANSWER)?;
                     ensure!(tcp.identity == backend && udp.identity == backend, "{tcp:?} {udp:?}");
@@ -87,7 +87,7 @@ async fn pods_of_another_network_get_no_connections(bed: &Bed, name: &str, v4: b
     bed.cluster.apply(&[service, slice]).await?;
     let front = front_of(bed, team, &name).await?;
     let what = format!("{} is refused at {front}", identity(client));
-    wait::until(&what, PATIENCE, async || {
+    wait::until(&what, patience(), async || {
         let tcp = tcp_get(&client.inside, front, FRONT, ANSWER);
         ensure!(tcp == Err(NoAnswer::Refused), "{tcp:?}");
         Ok(true)
@@ -98,7 +98,7 @@ async fn pods_of_another_network_get_no_connections(bed: &Bed, name: &str, v4: b
         "endpoint {at} (pod {team}/{}) is neither a pod of network default",
         backend.name
     );
-    wait::until(&format!("an event about {team}/{name}"), PATIENCE, async || {
+    wait::until(&format!("an event about {team}/{name}"), patience(), async || {
         let listed = events.list(&ListParams::default()).await?.items;
         let about = listed
             .iter()
@@ -169,7 +169,7 @@ impl Crowd<'_> {
     async fn answered(&self, from: &Pod, front: SocketAddr, backends: &[usize]) -> Result<()> {
         let expected = self.names(backends);
         let what = format!("{} is answered at {front} by {expected:?}", identity(from));
-        wait::until(&what, PATIENCE, async || {
+        wait::until(&what, patience(), async || {
             let (mut tcp, mut udp) = (BTreeSet::new(), BTreeSet::new());
             for _request in 0..REQUESTS {
                 tcp.insert(tcp_get(&from.inside, front.ip(), front.port(), ANSWER)?.identity);
@@ -202,7 +202,7 @@ impl Crowd<'_> {
             let udp = udp_ask(&from.inside, front, FRONT, ANSWER)?;
             Ok([tcp.identity, udp.identity])
         };
-        let chosen = wait::until_some("the Service answers", PATIENCE, async || Ok(Some(ask()?))).await?;
+        let chosen = wait::until_some("the Service answers", patience(), async || Ok(Some(ask()?))).await?;
         let elsewhere = self.names(&[2, 3]);
         ensure!(chosen.iter().all(|backend| elsewhere.contains(backend)), "{chosen:?}");
         let stays = |when: &str| -> Result<()> {

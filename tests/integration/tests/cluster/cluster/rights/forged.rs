@@ -9,7 +9,7 @@ use k8s_openapi::api::{core::v1::Node, events::v1::Event};
 use kni_api::{AddressBlock, NetworkMembers, PodInterface, network_members};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{objects, patience},
     wait,
 };
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -52,7 +52,7 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     });
     cluster.apply(&[objects::policy("plain", "admins", &ingress)]).await?;
     let (known, other) = (address(admin, true), address(stranger, true));
-    wait::until("admin is accepted, others are not", PATIENCE, async || {
+    wait::until("admin is accepted, others are not", patience(), async || {
         Ok(reaches(cluster, known)? && !reaches(cluster, other)?)
     })
     .await?;
@@ -82,12 +82,12 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         let canary = *free.get(number).context("a free address of node2")?;
         let of_canary = object_name("node2", TRUE);
         report(cluster, &of_canary, (&admin.name, &admin.uid, "node2"), canary).await?;
-        wait::until("the true report gives an identity", PATIENCE, async || {
+        wait::until("the true report gives an identity", patience(), async || {
             reaches(cluster, canary)
         })
         .await?;
         ensure!(!reaches(cluster, victim)?, "{what}: {victim} has the identity of admin");
-        let status = wait::until_some("the false report is refused", PATIENCE, async || {
+        let status = wait::until_some("the false report is refused", patience(), async || {
             let object = members(cluster).get(&name).await?;
             Ok(object.status.filter(|status| !status.refused.is_empty()))
         })
@@ -102,23 +102,23 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     // Where node1 reports its next pods.
     let taken = object_name("node1", TRUE);
     report(cluster, &taken, (&admin.name, uid, "node2"), known).await?;
-    wait::until("the name of node1 is free again", PATIENCE, async || {
+    wait::until("the name of node1 is free again", patience(), async || {
         Ok(members(cluster).get_opt(&taken).await?.is_none())
     })
     .await?;
     // A relabelled pod of another node has its new identity soon.
     relabel(cluster, admin, "none").await?;
-    wait::until("admin is no admin any more", PATIENCE, async || {
+    wait::until("admin is no admin any more", patience(), async || {
         Ok(!reaches(cluster, known)?)
     })
     .await?;
     relabel(cluster, admin, "admin").await?;
-    wait::until("admin is one again", PATIENCE, async || reaches(cluster, known)).await?;
+    wait::until("admin is one again", patience(), async || reaches(cluster, known)).await?;
     false_interfaces(cluster, admin, stranger).await?;
     drop(agent);
     wait::until(
         "the agent of node2 removes what it did not report",
-        PATIENCE,
+        patience(),
         async || {
             let of_canary = object_name("node2", TRUE);
             Ok(members(cluster).get_opt(&of_canary).await?.is_none())
@@ -138,11 +138,11 @@ async fn false_interfaces(cluster: &Cluster, admin: &Pod, stranger: &Pod) -> Res
     let interfaces: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
     wait::until(
         "kni-controller removes the claims of another node",
-        PATIENCE,
+        patience(),
         async || Ok(interfaces.get_opt("forged1").await?.is_none() && interfaces.get_opt(&taken).await?.is_none()),
     )
     .await?;
-    wait::until("an event names the claim", PATIENCE, async || {
+    wait::until("an event names the claim", patience(), async || {
         let events: Api<Event> = Api::namespaced(cluster.client.clone(), "plain");
         let events = events.list(&ListParams::default()).await?;
         let notes = events

@@ -1,0 +1,81 @@
+//! Tests that no connection is reset where a node takes or has an egress address and does not know the nodes that share
+//! it: its stack has none of their connections.
+
+use anyhow::{Context as _, Result, ensure};
+use kni_api::NodeEndpoint;
+use kni_integration::{
+    cluster::{Fault, Rule, patience},
+    wait,
+};
+use kube::{Api, api::DeleteParams};
+use nix::sys::signal::Signal;
+
+use super::{ADDRESSES, Scene, assess};
+
+/// The position of the node behind a proxy.
+pub(super) const PROXIED: usize = 2;
+
+/// Moves the addresses from `owner` to a node that is not confirmed, under traffic of all nodes, and from there to one
+/// that has just started.
+pub(super) async fn the_owner_knows_the_other_nodes_late(scene: &mut Scene, owner: usize) -> Result<()> {
+    let next = (0..PROXIED).find(|node| *node != owner).context("another node")?;
+    owner_is_not_confirmed(scene, next).await?;
+    owner_has_not_read_all(scene).await
+}
+
+/// A node that is not confirmed knows no way to another one, and none of them a way to it.
+async fn owner_is_not_confirmed(scene: &mut Scene, node: usize) -> Result<()> {
+    let streams = scene.traffic(&[0, 1, 2])?;
+    scene.cluster.controllers[0].signal(Signal::SIGTERM)?;
+    let endpoints: Api<NodeEndpoint> = Api::all(scene.cluster.client.clone());
+    let name = scene.cluster.nodes[node].name.clone();
+    let before = endpoints.get(&name).await?.metadata.uid;
+    endpoints.delete(&name, &DeleteParams::default()).await?;
+    wait::until("the node reports itself again, unconfirmed", patience(), async || {
+        let endpoint = endpoints.get_opt(&name).await?;
+        Ok(endpoint.is_some_and(|endpoint| endpoint.metadata.uid != before && endpoint.status.is_none()))
+    })
+    .await?;
+    scene.assign(node).await?;
+    wait::until("the node has the addresses", patience(), async || {
+        Ok(scene.owner().await? == node)
+    })
+    .await?;
+    scene.cluster.start_controller().await?;
+    scene.all_leave(&[0, 1, 2]).await?;
+    assess("owner not confirmed", streams);
+    Ok(())
+}
+
+/// An agent that has just started knows the claims before it knows which nodes share the addresses.
+async fn owner_has_not_read_all(scene: &mut Scene) -> Result<()> {
+    let member = &mut scene.cluster.nodes[PROXIED];
+    member.agent.kill9()?;
+    let proxy = member.proxy.as_ref().context("no proxy")?;
+    proxy.faults.set(vec![Rule::any("/addressblocks", Fault::Answer(503))]);
+    member.agent.restart()?;
+    scene.assign(PROXIED).await?;
+    for family in [0, 1] {
+        wait::until("the node waits for what it does not know", patience(), async || {
+            let status = scene.claim(family).await?.status.context("no status")?;
+            let conditions = status.conditions;
+            ensure!(
+                conditions.iter().any(|one| one.reason == "AddressNotForwarded"),
+                "{conditions:?}"
+            );
+            Ok(true)
+        })
+        .await?;
+    }
+    let member = &scene.cluster.nodes[PROXIED];
+    let shown = member.node.run("ip", &["address", "show", "dev", "uplink0"])?;
+    for address in ADDRESSES {
+        ensure!(!shown.contains(&format!(" {address}/")), "{shown}");
+    }
+    member.proxy.as_ref().context("no proxy")?.faults.clear();
+    wait::until("the node has the addresses", patience(), async || {
+        Ok(scene.owner().await? == PROXIED)
+    })
+    .await?;
+    scene.all_leave(&[0, 1, 2]).await
+}
