@@ -84,7 +84,7 @@ map_types! {
         pub verdict: u32,
     }
 
-    /// Data of a key of `EGRESS_SHARES`, after the trie's own 32-bit prefix length. All bits are significant.
+    /// Data of a key of `EGRESS_SHARES`, after the trie's own 32-bit prefix length.
     pub struct EgressShareData {
         /// An egress address, IPv4 as `::ffff:a.b.c.d`.
         pub address: [u8; 16],
@@ -94,7 +94,7 @@ map_types! {
 
     /// The whole key of `EGRESS_SHARES` as the kernel sees it.
     pub struct EgressShareKey {
-        /// Significant bits of `data`: [`SHARE_PREFIX`].
+        /// Significant bits of `data`: [`SHARE_PREFIX`] or [`SHARE_ADDRESS`].
         pub prefix_length: u32,
         /// Matched data.
         pub data: EgressShareData,
@@ -117,6 +117,9 @@ map_types! {
 
 /// Bits of a full match in `EGRESS_SHARES`: address and unit.
 pub const SHARE_PREFIX: u32 = 128 + 32;
+
+/// Bits of a match of the address alone: the row of all units that have none of their own.
+pub const SHARE_ADDRESS: u32 = 128;
 
 /// The row of unit 0: packets of this node's pods leave with the address from the row's ports, by the row's node.
 pub const SHARE_LEAVE: u32 = 1;

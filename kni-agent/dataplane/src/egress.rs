@@ -8,7 +8,8 @@ use std::{
 use kni_common::{
     address::from_ip,
     uplink::{
-        EgressShareData, EgressShareKey, EgressShareValue, SHARE_LEAVE, SHARE_OTHER, SHARE_OWN, SHARE_PREFIX, ports_of,
+        EgressShareData, EgressShareKey, EgressShareValue, SHARE_ADDRESS, SHARE_LEAVE, SHARE_OTHER, SHARE_OWN,
+        SHARE_PREFIX, ports_of,
     },
 };
 
@@ -80,6 +81,11 @@ impl ShareMaps {
         });
     }
 
+    /// Has the next [`Dataplane::set_held_addresses`] write the rows, also with the same addresses.
+    pub(super) fn unwritten(&mut self) {
+        self.held_is_written = false;
+    }
+
     /// Writes the rows. Returns whether this node forwards for others, and whether rows were removed or changed; `None`
     /// while not all is known.
     pub(super) fn write(&self, number: impl Fn(&Way) -> Option<u32>) -> Result<Option<(bool, bool)>, DataplaneError> {
@@ -89,12 +95,11 @@ impl ShareMaps {
         let rows = rows(desired, held, number);
         let found: Rows = self.table.rows()?.into_iter().collect();
         let gone: Vec<_> = found.keys().filter(|key| !rows.contains_key(key)).copied().collect();
-        self.table.remove_all(&gone)?;
         let changed = rows.iter().filter(|(key, value)| found.get(key) != Some(value));
         let (replaced, added): (Vec<_>, Vec<_>) = changed
             .map(|(key, value)| (*key, *value))
             .partition(|(key, _)| found.contains_key(key));
-        self.table.exchange(&replaced, &added, &[])?;
+        self.table.exchange(&replaced, &added, &gone)?;
         let replaced = !replaced.is_empty();
         let forwards = rows.values().any(|row| row.role == SHARE_OTHER);
         Ok(Some((forwards, replaced || !gone.is_empty())))
@@ -107,14 +112,13 @@ fn rows(
     number: impl Fn(&Way) -> Option<u32>,
 ) -> Rows {
     let mut rows = Rows::new();
+    // Also where this node is no longer to answer for it: until the uplink has lost the address, the node's stack must
+    // get no packet of others' connections.
+    let is_answered = |address: &&IpAddr| desired.get(*address).is_some_and(|it| it.answering == Answering::Here);
+    let remaining = held.iter().filter(|address| !is_answered(address));
+    rows.extend(remaining.map(|address| (share_key(*address, SHARE_ADDRESS, 0), plain(SHARE_OTHER, 0))));
     for (address, shares) in desired {
-        let key = |unit: u8| EgressShareKey {
-            prefix_length: SHARE_PREFIX,
-            data: EgressShareData {
-                address: from_ip(*address),
-                unit: u32::from(unit).to_be_bytes(),
-            },
-        };
+        let key = |unit: u8| share_key(*address, SHARE_PREFIX, unit);
         let node = match shares.answering {
             Answering::Here => held.contains(address).then_some(0),
             Answering::There(way) => number(&way),
@@ -140,6 +144,16 @@ fn rows(
         }
     }
     rows
+}
+
+fn share_key(address: IpAddr, prefix_length: u32, unit: u8) -> EgressShareKey {
+    EgressShareKey {
+        prefix_length,
+        data: EgressShareData {
+            address: from_ip(address),
+            unit: u32::from(unit).to_be_bytes(),
+        },
+    }
 }
 
 const fn plain(role: u32, node: u32) -> EgressShareValue {
@@ -228,6 +242,27 @@ mod tests {
             ]
         );
         assert_eq!(shown(&shares, false), []);
+    }
+
+    #[test]
+    fn what_is_for_an_address_that_is_to_leave_the_uplink_is_dropped() {
+        let there = EgressShares {
+            answering: Answering::There(way("192.0.2.2")),
+            unit: Some(2),
+            others: BTreeMap::new(),
+        };
+        assert_eq!(
+            shown(&there, true),
+            [
+                (0, SHARE_OTHER, 0, 0, 0),
+                (0, SHARE_LEAVE, 2, 2048, 3071),
+                (2, SHARE_OWN, 2, 0, 0)
+            ]
+        );
+        let held = [ip("203.0.113.9")].into();
+        let rows = rows(&BTreeMap::new(), &held, |_| None);
+        let prefixes: Vec<u32> = rows.keys().map(|key| key.prefix_length).collect();
+        assert_eq!(prefixes, [SHARE_ADDRESS], "no claim at all");
     }
 
     #[test]

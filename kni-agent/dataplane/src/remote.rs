@@ -100,7 +100,11 @@ impl Dataplane {
         result = result.and(maps.put_numbers(&mut numbers));
         result = result.and(self.write_routes(&maps, fabric));
         maps.shares.set_desired(&fabric.egress);
-        result = result.and(maps.write_shares().map(drop));
+        let written = maps.write_shares();
+        if written.is_err() {
+            maps.shares.unwritten();
+        }
+        result = result.and(written.map(drop));
         // A program may be about to use a way that its route named.
         membarrier::wait_for_programs();
         result = result.and(self.remove_ways(&mut maps, fabric));

@@ -28,8 +28,6 @@ use super::{
 /// Addresses that are not on the uplink although their users have the right to them, with the reasons.
 type Missing = BTreeMap<IpAddr, EgressRefusal>;
 
-static NO_ADDRESS: BTreeSet<IpAddr> = BTreeSet::new();
-
 fn dedicated_of(egress: &[(EndpointId, Egress)]) -> BTreeSet<IpAddr> {
     egress
         .iter()
@@ -77,10 +75,11 @@ impl Uplink {
         if let Some(uplink) = state.node.uplink.clone() {
             self.tidy(state, &uplink, &dedicated)?;
         }
-        // After others are removed from the uplink, and before their release is reported.
+        // After others are removed from the uplink, and before their release is reported. While the node has no uplink,
+        // nothing is removed from the interface.
         let is_there = state.node.uplink.is_some();
         self.dataplane
-            .set_held_addresses(if is_there { &dedicated } else { &NO_ADDRESS })?;
+            .set_held_addresses(if is_there { &dedicated } else { &state.record.addresses })?;
         state.rights_version.1 = version;
         self.applied.send_replace(version);
         first_failure(&missing)?;
@@ -201,11 +200,10 @@ impl Uplink {
         dedicated: &BTreeSet<IpAddr>,
     ) -> Result<Missing, UplinkError> {
         self.leave_former(state, uplink)?;
-        // Before the addresses: the programs keep packets for them from the node's stack.
+        let missing = self.add_addresses(state, uplink, dedicated)?;
         if Self::needs_programs(state) {
             self.attach(state, uplink)?;
         }
-        let missing = self.add_addresses(state, uplink, dedicated)?;
         self.keep_out(state, uplink)?;
         Ok(missing)
     }
@@ -287,6 +285,10 @@ impl Uplink {
         );
         if new.is_empty() {
             return Ok(missing);
+        }
+        // Without the programs the node's stack would get what other nodes' pods are sent.
+        if Self::needs_programs(state) {
+            self.attach(state, uplink)?;
         }
         // Recorded before they are added (I5): a restarted agent must not take them for addresses of the node.
         self.record(state, uplink, &state.record.addresses | &new)?;

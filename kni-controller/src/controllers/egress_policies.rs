@@ -165,7 +165,6 @@ fn standing(
             let others: Vec<&str> = found
                 .nodes
                 .keys()
-                .filter(|other| *other != node || !shares.is_empty())
                 .filter(|other| !has_ports(other))
                 .map(String::as_str)
                 .collect();

@@ -19,15 +19,24 @@ pub struct PacketSocket(Socket);
 impl PacketSocket {
     /// Opens it inside `ns`. From then on it captures the sent and received frames of the interface.
     pub fn open(ns: &Namespaces, interface: &str) -> Result<Self> {
+        Self::bound(ns, interface, || if_nametoindex(interface).map_err(io::Error::from))
+    }
+
+    /// Opens it inside `ns` for the frames of all interfaces, in the order in which they were there. It cannot send.
+    pub fn open_all(ns: &Namespaces) -> Result<Self> {
+        Self::bound(ns, "all interfaces", || Ok(0))
+    }
+
+    fn bound(ns: &Namespaces, place: &str, index: impl FnOnce() -> io::Result<u32> + Send) -> Result<Self> {
         let socket = ns.enter(|| {
-            let index = if_nametoindex(interface)?;
+            let index = index()?;
             let every = u16::try_from(libc::ETH_P_ALL).expect("an EtherType").to_be();
             let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(every))))?;
             socket.bind(&link_address(index, every)?)?;
             io::Result::Ok(socket)
         })?;
         Ok(Self(socket.with_context(|| {
-            format!("packet socket on {interface} of {}", ns.name())
+            format!("packet socket on {place} of {}", ns.name())
         })?))
     }
 

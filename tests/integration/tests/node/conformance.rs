@@ -5,19 +5,17 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     process::{Child, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use kni_conformance::{Level, Options, Outcome, Report, run};
 use kni_integration::{
-    Agent, AgentOptions, Node, agent::KUBELET_SOCKET, eventually_sync, machine, require, wait::slowness,
+    Agent, AgentOptions, Node, agent::KUBELET_SOCKET, eventually_sync, machine, patience, require, wait::slowness,
 };
 use kni_local_node::spawn::spawn_tied;
 
 /// The socket of the server with the faults.
 const REFERENCE_SOCKET: &str = "/run/kni-reference/kni.sock";
-const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Each planted fault, the case that must find it, and a part of the reason.
 const FAULTS: [(&str, &str, &str); 13] = [
@@ -72,7 +70,7 @@ impl Reference {
         command.args(["--socket", REFERENCE_SOCKET, "--fault", fault]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let server = Self(spawn_tied(command).context("start the reference server")?);
-        eventually_sync(START_TIMEOUT, || {
+        eventually_sync(patience(), || {
             let connected = node.enter(|| UnixStream::connect(REFERENCE_SOCKET))?;
             connected.map(drop).context("the reference server does not serve")
         })?;

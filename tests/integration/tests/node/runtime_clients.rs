@@ -4,11 +4,11 @@
 mod draft;
 mod fields;
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use kni_integration::{
-    Namespaces, Node,
+    Namespaces, Node, patience,
     traffic::{Servers, tcp_get},
 };
 
@@ -38,7 +38,7 @@ impl RuntimeNetns {
 pub(crate) fn assert_connected(pods: [(&Namespaces, &str); 2]) -> Result<()> {
     for [(from, _), (to, address)] in [pods, [pods[1], pods[0]]] {
         let server = Servers::start(to, address, PORT)?;
-        let answer = tcp_get(from, address.parse()?, PORT, Duration::from_secs(5));
+        let answer = tcp_get(from, address.parse()?, PORT, patience());
         ensure!(answer.is_ok(), "{address}: {answer:?}");
         drop(server);
     }

@@ -40,6 +40,10 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 70);
 const OUTSIDE: &str = "198.51.100.1";
 /// A MAC address of no host; the fabric delivers answers to it to every port.
 const ASKING: Mac = [2, 0, 0, 0, 0, 0x77];
+/// Its address.
+const ASKER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 250);
+/// The EtherType of ARP.
+const ARP: [u8; 2] = [0x08, 0x06];
 /// Pause between two questions who has the address.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 /// After a pod is gone, the time in which its node would have released the address.
@@ -63,28 +67,30 @@ impl Watch {
     fn start(cluster: &Cluster) -> Result<Self> {
         let inside = cluster.fabric.inside().clone();
         let asking = PacketSocket::open(&inside, "fabric0")?;
-        let ports = [
-            PacketSocket::open(&inside, "port11")?,
-            PacketSocket::open(&inside, "port12")?,
-        ];
+        // One socket: those of two ports would not show in which order frames came.
+        let fabric = PacketSocket::open_all(&inside)?;
         let stop = Arc::new(AtomicBool::new(false));
         let ending = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let mut seen = Seen::default();
+            let mut answers = BTreeSet::new();
             while !ending.load(Ordering::Relaxed) {
-                asking.send(&arp_request(ASKING, Ipv4Addr::new(198, 51, 100, 250), ADDRESS))?;
-                let mut answers = BTreeSet::new();
-                for port in &ports {
-                    while let Some(frame) = port.receive(ASK_EVERY / 2, |frame| claim(frame).is_some())? {
-                        let mac = claim(&frame).context("just found")?;
-                        seen.frames += 1;
-                        answers.insert(mac);
-                        if seen.owners.last() != Some(&mac) {
-                            seen.owners.push(mac);
-                        }
+                asking.send(&arp_request(ASKING, ASKER, ADDRESS))?;
+                let is_seen = |frame: &[u8]| claim(frame).is_some() || is_question(frame);
+                while let Some(frame) = fabric.receive(ASK_EVERY, is_seen)? {
+                    let Some(mac) = claim(&frame) else {
+                        answers.clear();
+                        continue;
+                    };
+                    seen.frames += 1;
+                    if seen.owners.last() != Some(&mac) {
+                        seen.owners.push(mac);
+                    }
+                    // Not an announcement: the next owner may have the address before the next question.
+                    if is_answer(&frame) && answers.insert(mac) {
+                        seen.doubles += usize::from(answers.len() == 2);
                     }
                 }
-                seen.doubles += usize::from(answers.len() > 1);
             }
             Ok(seen)
         });
@@ -105,6 +111,17 @@ fn claim(frame: &[u8]) -> Option<Mac> {
         _ => return None,
     };
     (address == ADDRESS.octets()).then(|| frame.get(6..12)?.try_into().ok())?
+}
+
+/// Whether a frame asks for [`ADDRESS`] on behalf of [`ASKING`].
+fn is_question(frame: &[u8]) -> bool {
+    frame.get(6..12) == Some(&ASKING[..]) && frame.get(12..14) == Some(&ARP[..])
+}
+
+/// Whether a frame is an ARP reply to [`ASKER`].
+fn is_answer(frame: &[u8]) -> bool {
+    let is_reply = frame.get(12..14) == Some(&ARP[..]) && frame.get(20..22) == Some(&[0, 2][..]);
+    is_reply && frame.get(38..42) == Some(&ASKER.octets()[..])
 }
 
 async fn claim_object(cluster: &Cluster) -> Result<EgressAddressClaim> {
@@ -135,9 +152,9 @@ async fn wait_for_owner(cluster: &Cluster, node: Option<usize>) -> Result<usize>
     })
 }
 
-/// Whether a pod leaves with the address. With another one is an error.
-fn leaves(pod: &Pod) -> Result<bool> {
-    match udp_ask(&pod.inside, OUTSIDE.parse()?, PORT, SILENCE) {
+/// Whether a pod is answered within this time, with the address. With another one is an error.
+fn leaves(pod: &Pod, within: Duration) -> Result<bool> {
+    match udp_ask(&pod.inside, OUTSIDE.parse()?, PORT, within) {
         Ok(answer) if answer.client.ip() == IpAddr::V4(ADDRESS) => Ok(true),
         Ok(answer) => anyhow::bail!("{} left with {}", pod.name, answer.client),
         Err(_) => Ok(false),
@@ -147,7 +164,7 @@ fn leaves(pod: &Pod) -> Result<bool> {
 async fn wait_until_all(pods: &[&Pod]) -> Result<()> {
     wait::until("the pods leave with the address", patience(), async || {
         for pod in pods {
-            ensure!(leaves(pod)?, "{} does not leave", pod.name);
+            ensure!(leaves(pod, SILENCE)?, "{} does not leave", pod.name);
         }
         Ok(true)
     })
@@ -195,8 +212,8 @@ async fn an_address_has_one_owner_at_any_time() -> Result<()> {
     // An agent that is killed keeps the address: nothing else could remove it from the uplink.
     cluster.nodes[first].agent.kill9()?;
     for _ in 0..5 {
-        assert!(leaves(&pods[first])?, "the node needs no agent for it");
-        assert!(leaves(&pods[second])?, "nor for pods of other nodes");
+        assert!(leaves(&pods[first], patience())?, "the node needs no agent for it");
+        assert!(leaves(&pods[second], patience())?, "nor for pods of other nodes");
     }
     assert_eq!(claim_object(&cluster).await?.spec.node_name, names[first]);
     cluster.nodes[first].agent.restart()?;
@@ -234,7 +251,7 @@ async fn an_address_has_one_owner_at_any_time() -> Result<()> {
         },
     )
     .await?;
-    assert!(!leaves(&pods[second])?, "not before the address is free");
+    assert!(!leaves(&pods[second], SILENCE)?, "not before the address is free");
     cluster.nodes[first].agent.restart()?;
     wait_for_owner(&cluster, Some(second)).await?;
     wait_until_all(&[&pods[0], &pods[1]]).await?;

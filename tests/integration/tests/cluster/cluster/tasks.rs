@@ -6,7 +6,7 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::TcpStream,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -27,8 +27,6 @@ const METRICS: &str = "127.0.0.1:9630";
 const LIMIT_SECONDS: &str = "2";
 /// Tasks that end when the agent stops, before it exits.
 const FINITE: [&str; 4] = ["delete-journal", "gone-namespaces", "preparation", "repair"];
-/// Time to the exit of an agent whose task has ended.
-const EXIT: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "every task in turn")]
@@ -74,7 +72,7 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
         let start = Instant::now();
         inject(&cluster.nodes[0], &[(fault, task)])?;
         let agent = &mut cluster.nodes[0].agent;
-        let status = agent.wait_exit(EXIT).with_context(|| format!("{fault} {task}"))?;
+        let status = agent.wait_exit(patience()).with_context(|| format!("{fault} {task}"))?;
         let exited = start.elapsed();
         ensure!(!status.success(), "{fault} {task}: {status}");
         let how = if fault == "panic" { "panicked" } else { "ended" };
@@ -169,7 +167,7 @@ fn probe(member: &Member) -> Result<(bool, String)> {
 fn get(member: &Member, path: &str) -> Result<(bool, String)> {
     let text = member.node.enter(|| {
         let mut stream = TcpStream::connect(METRICS)?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.set_read_timeout(Some(patience()))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text).map(|_| text)

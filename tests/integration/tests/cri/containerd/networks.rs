@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
-use kni_integration::{Manifest, eventually, node::NODE_V4, require, stage};
+use kni_integration::{Manifest, eventually, node::NODE_V4, patience, require, stage};
 use kni_local_node::cri::v1::Protocol;
 
 use super::scene::{PORT, Running, Scene, pod};
@@ -82,7 +82,7 @@ async fn policy_on_one_network(scene: &Scene, blue: &[Running], red: &[Running])
     };
     let guarded = numbered("blue", blue, 18)?;
     let (friend, stranger) = (numbered("blue", blue, 17)?, numbered("blue", blue, 19)?);
-    eventually(Duration::from_mins(1), async || {
+    eventually(patience(), async || {
         let reached = reaches(scene, &stranger, &guarded).await;
         ensure!(reached.is_err(), "the policy has no effect");
         Ok(())

@@ -1,9 +1,9 @@
 //! Tests a node without its namespaces, as after a reboot: the runtime sends DEL without one.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Manifest, eventually_sync, require};
+use kni_integration::{Manifest, eventually_sync, patience, require};
 use kni_local_node::Part;
 use nix::{
     mount::{MntFlags, umount2},
@@ -63,7 +63,7 @@ async fn no_address_stays_leased_when_the_namespaces_are_gone() -> Result<()> {
 
 /// Kills every process of every pod, and their shims.
 fn end_pods(scene: &Scene) -> Result<()> {
-    eventually_sync(Duration::from_secs(30), || {
+    eventually_sync(patience(), || {
         let left = processes(scene)?;
         for pid in &left {
             // The signal fails for a process that has just exited.

@@ -1,9 +1,7 @@
 //! Tests restarts of containerd during traffic between pods.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Manifest, eventually, require};
+use kni_integration::{Manifest, eventually, patience, require};
 use kni_local_node::{Part, cri::v1};
 use serde_json::Value;
 
@@ -55,7 +53,7 @@ async fn a_restart_of_containerd_costs_no_traffic() -> Result<()> {
 }
 
 async fn wait_for_answers(scene: &Scene, watch: &str, count: u64) -> Result<()> {
-    eventually(Duration::from_secs(30), async || {
+    eventually(patience(), async || {
         let report = last_report(scene, watch).await?;
         ensure!(
             report["answers"].as_u64() >= Some(count),

@@ -3,11 +3,10 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{IpAddr, TcpStream},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Manifest, node::NODE_V4, require};
+use kni_integration::{Manifest, node::NODE_V4, patience, require};
 use serde_json::{Value, json};
 
 use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
@@ -220,7 +219,7 @@ fn ours(scene: &Scene) -> Result<Value> {
 fn from_fabric(scene: &Scene, port: u16) -> Result<String> {
     let node: IpAddr = NODE_V4.parse()?;
     scene.machine.node.fabric().enter(|| {
-        let timeout = Duration::from_secs(5);
+        let timeout = patience();
         let mut stream = TcpStream::connect_timeout(&(node, port).into(), timeout)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.write_all(b"hello\n")?;

@@ -1,13 +1,12 @@
 //! Tests every prefix of valid frames: short ones are refused, none is misdelivered.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use kni_common::{Direction, Verdict};
 use kni_integration::{
     Namespaces, eventually_sync,
     frames::{Extension, PacketSocket, Payload, TcpFlags, arp_request, neighbour_solicitation, truncations},
     model::Seen,
+    patience,
     programs::{Lockstep, counted, runnable},
     require,
 };
@@ -139,7 +138,7 @@ fn every_prefix_without_an_ip_header_is_truncated_on_a_real_interface() -> Resul
                 ensure!(refused == Some(libc::ENOBUFS), "{name} cut to {} was sent", cut.len());
                 for direction in [Direction::FromPod, Direction::ToPod] {
                     let key = (DEFAULT_A, direction, Verdict::Truncated);
-                    eventually_sync(Duration::from_secs(2), || {
+                    eventually_sync(patience(), || {
                         let counts = counted(step.programs())?;
                         let packets = counts.get(&key).map_or(0, |(packets, _)| *packets);
                         ensure!(packets >= sent, "{name} cut to {} is not counted as {key:?}", cut.len());

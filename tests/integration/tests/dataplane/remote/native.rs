@@ -10,6 +10,7 @@ use kni_common::{
 };
 use kni_integration::{
     frames::{Ip, Payload, TcpFlags, checksum},
+    patience,
     programs::hex,
     require,
 };
@@ -196,9 +197,7 @@ fn the_node_answers_as_a_router_does() -> Result<()> {
                 (long.clone(), if v4 { [3, 4] } else { [2, 0] }),
             ] {
                 scene.send(A, &packet)?;
-                let answer = scene
-                    .next(A, Duration::from_secs(5), |_any| true)?
-                    .context("no answer")?;
+                let answer = scene.next(A, patience(), |_any| true)?.context("no answer")?;
                 let icmp = &answer[14 + headers..];
                 ensure!(icmp[..2] == expected, "{}", hex(&answer));
                 ensure!(icmp[8..8 + headers] == packet[..headers], "{}", hex(&answer));
@@ -278,7 +277,7 @@ fn errors_about_no_current_flow_reach_no_pod() -> Result<()> {
                 scene.send_outside(packet)?;
                 let mark = back(ends, &mark);
                 scene.send_outside(&mark)?;
-                let next = scene.next(A, Duration::from_secs(5), |_any| true)?;
+                let next = scene.next(A, patience(), |_any| true)?;
                 let next = next.with_context(|| format!("{what}: nothing came behind it"))?;
                 ensure!(next[14..] == mark, "{what}: the pod received {}", hex(&next));
                 for id in [super::scene::B, RED_A] {
@@ -321,7 +320,7 @@ fn errors_about_no_current_flow_reach_no_pod() -> Result<()> {
             scene.send_outside(&about(&sent))?;
             let mark = back(ends, &mark);
             scene.tunnel(underlay(NODE, v4), super::scene::BLUE, &mark)?;
-            let next = scene.next(A, Duration::from_secs(5), |_any| true)?;
+            let next = scene.next(A, patience(), |_any| true)?;
             let next = next.context("nothing came through the tunnel")?;
             ensure!(next[14..] == mark, "the pod received {}", hex(&next));
             Ok(())
@@ -371,7 +370,7 @@ fn packets_of_a_vlan_reach_no_pod() -> Result<()> {
                 scene.send_tagged_outside(tags, &packet)?;
                 let packet = back(ends, &Payload::udp(THEIRS, OWN, b"behind it"));
                 scene.send_tagged_outside(&[PRIORITY], &packet)?;
-                let found = scene.next(A, Duration::from_secs(5), |_any| true)?;
+                let found = scene.next(A, patience(), |_any| true)?;
                 let found = found.with_context(|| format!("{tags:?}: nothing came behind it"))?;
                 ensure!(found[14..] == packet, "{tags:?}: the pod received {}", hex(&found));
             }

@@ -1,6 +1,6 @@
 //! Tests the way to other nodes through a tunnel, over IPv4 and over IPv6.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{
@@ -11,6 +11,7 @@ use kni_common::{
 use kni_dataplane::{HostPort, host_port_key};
 use kni_integration::{
     frames::{ETHERTYPE_ARP, Ip, Link, Payload, TcpFlags, checksum},
+    patience,
     programs::hex,
     require,
 };
@@ -366,7 +367,7 @@ fn a_packet_that_is_too_big_is_told_to_its_sender() -> Result<()> {
             for flow_exists in [false, true] {
                 let packet = out(ends, &datagram(fits + 1));
                 scene.send(A, &packet)?;
-                let answered = scene.next(A, Duration::from_secs(5), |_any| true)?;
+                let answered = scene.next(A, patience(), |_any| true)?;
                 let mtu = exceeded(&answered.context("no answer")?, &packet, ends)?;
                 ensure!(mtu == MTU, "the answer says {mtu}");
                 scene.quiet()?;
@@ -504,9 +505,7 @@ fn a_port_of_a_pod_on_the_node_does_not_take_the_packets_of_the_tunnel() -> Resu
             scene.send_outside(&segment)?;
             let ports = if node.is_ipv4() { 34..38 } else { 54..58 };
             let expected = [THEIRS.to_be_bytes(), OWN.to_be_bytes()].concat();
-            let received = scene.next(B, Duration::from_secs(5), |frame| {
-                frame.get(ports.clone()) == Some(&expected)
-            })?;
+            let received = scene.next(B, patience(), |frame| frame.get(ports.clone()) == Some(&expected))?;
             ensure!(received.is_some(), "the segment did not reach the pod");
             scene.dataplane().set_host_ports(&BTreeMap::new())?;
             Ok(())

@@ -11,7 +11,7 @@ use kni_common::{
 use kni_dataplane::{HostPort, host_port_key};
 use kni_integration::{
     frames::{Ip, Payload, TcpFlags},
-    require,
+    patience, require,
 };
 use kni_model::EndpointId;
 use nix::net::if_::if_nametoindex;
@@ -286,7 +286,7 @@ fn a_port_of_the_node_takes_pods_of_other_nodes_by_their_way_only() -> Result<()
                 scene.send_outside(&to_port(remote, flags))?;
                 let expected = Ip::new(remote, local).packet(&Payload::tcp(THEIRS, OWN, flags));
                 let hops = if v4 { 8 } else { 7 };
-                let found = scene.next(A, std::time::Duration::from_secs(5), |frame| frame.len() > 14)?;
+                let found = scene.next(A, patience(), |frame| frame.len() > 14)?;
                 let found = found.context("nothing came")?;
                 ensure!(found[14 + hops] == expected[hops] - 1, "it was not forwarded");
                 Ok(())

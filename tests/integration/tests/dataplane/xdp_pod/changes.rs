@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use kni_integration::{Manifest, Pod, Stage, eventually, frames::PacketSocket, require};
+use kni_integration::{Manifest, Pod, Stage, eventually, frames::PacketSocket, patience, require};
 
 use super::{Ends, networks, passed};
 
@@ -15,7 +15,7 @@ const NOTHING: &str = "# nothing\n";
 async fn put(stage: &Stage, pods: [&Pod; 2], text: &str) -> Result<()> {
     let manifest = Manifest::file("policy.yaml", text);
     Manifest::apply(&[manifest], &stage.node)?;
-    eventually(Duration::from_secs(10), async || {
+    eventually(patience(), async || {
         for pod in pods {
             let name = format!("team/{}", pod.name);
             let applied = stage.knictl(&["policy", &name])?.contains("shut") == (text == DENY);
@@ -49,7 +49,7 @@ async fn a_denying_policy_stops_the_next_datagram() -> Result<()> {
         put(&stage, [&client, &server], NOTHING).await?;
         // Evaluated again once after each change of an end, and fast from then on. The agent may report the policy
         // before it has written the last row.
-        eventually(Duration::from_secs(5), async || {
+        eventually(patience(), async || {
             ends.exchange(b"after")?;
             let watcher = passed(&stage, &client).await?;
             ends.exchange(b"fast")?;

@@ -96,7 +96,7 @@ async fn start(name: &str) -> Result<(World, Pod)> {
 }
 
 async fn refused(world: &World, pod: &Pod, more_than: u64) -> Result<u64> {
-    eventually(Duration::from_secs(3), async || {
+    eventually(patience(), async || {
         let drops = world.stage.drops(pod, "from_uplink", "tuple_in_use").await?;
         ensure!(drops > more_than, "{drops} connections are refused, {more_than} before");
         Ok(drops)

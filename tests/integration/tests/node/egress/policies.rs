@@ -49,7 +49,7 @@ impl World {
 
 /// The number of packets dropped by policy, as soon as it increases: a busy machine may also be silent.
 async fn counted(world: &World, pod: &Pod, to: IpAddr) -> Result<u64> {
-    eventually(Duration::from_mins(1), async || {
+    eventually(patience(), async || {
         let drops = world.stage.drops(pod, "from_pod", "policy_beyond").await?;
         if drops == 0 {
             let _answered_or_not = udp_ask(&pod.inside, to, PORT, SHORT);

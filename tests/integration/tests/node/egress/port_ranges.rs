@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use kni_integration::{
     Node, Outside,
     agent::{METRICS, metrics},
-    eventually, require,
+    eventually, patience, require,
 };
 
 use super::world::{World, masquerading};
@@ -37,7 +37,7 @@ async fn ports_that_the_kernel_hands_out_too_are_reported() -> Result<()> {
         let args = ["--metrics-address", METRICS];
         let world = World::on(node, outside, masquerading(), &args).await?;
         let case = format!("{range}, reserved {reserved:?}");
-        eventually(std::time::Duration::from_secs(3), async || {
+        eventually(patience(), async || {
             let line = metric(&world)?;
             ensure!(line.ends_with(&format!(" {shared}")), "{case}: metric {line:?}");
             Ok(())

@@ -243,7 +243,7 @@ async fn cleaning_up_leaves_the_uplink_as_it_was() -> Result<()> {
         let cleaned = world.stage.agent.cleanup()?;
         assert!(cleaned.status.success(), "{}", String::from_utf8_lossy(&cleaned.stderr));
         drop((mapped, blue));
-        let left = before.differences_within(&world.stage.node, Duration::from_secs(5))?;
+        let left = before.differences_within(&world.stage.node, patience())?;
         let left: Vec<&String> = left
             .iter()
             .filter(|line| !line.contains("/run/kni-manifests"))
@@ -261,7 +261,7 @@ async fn an_interface_without_ethernet_headers_is_refused_by_name() -> Result<()
     node.ip(&["tuntap add dev tun0 mode tun", "link set tun0 up"])?;
     node.add_address("tun0", "198.51.100.9/24")?;
     let world = World::on(node, outside, masquerading(), &["--uplink", "tun0"]).await?;
-    let told = eventually(Duration::from_secs(5), async || {
+    let told = eventually(patience(), async || {
         let reasons = world.stage.status().await?.reasons.join("; ");
         ensure!(reasons.contains("tun0"), "{reasons:?}");
         Ok(reasons)

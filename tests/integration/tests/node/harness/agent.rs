@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use kni_integration::{Agent, AgentOptions, Manifest, Node, agent::MANIFESTS, require};
+use kni_integration::{Agent, AgentOptions, Manifest, Node, agent::MANIFESTS, patience, require};
 use tempfile::TempDir;
 
 /// A shell script in place of the agent.
@@ -43,7 +43,7 @@ fn an_agent_is_started_killed_started_again_and_stopped() -> Result<()> {
     };
     let mut agent = Agent::start(&node, options)?;
     let wanted = format!("args --standalone --manifests {MANIFESTS} --warm-sandboxes 0; hello");
-    assert!(agent.wait_for_log(&wanted, Duration::from_secs(2)), "{}", agent.log());
+    assert!(agent.wait_for_log(&wanted, patience()), "{}", agent.log());
     assert!(agent.log().contains("green.yaml"), "{}", agent.log());
     let manifest = node.enter(|| fs::read_to_string(Path::new(MANIFESTS).join("green.yaml")))??;
     assert!(
@@ -88,7 +88,7 @@ fn an_agent_that_does_not_serve_is_told_with_its_log() -> Result<()> {
         ..AgentOptions::default()
     };
     let mut agent = Agent::start_unready(&node, options)?;
-    assert_eq!(agent.wait_exit(Duration::from_secs(5))?.code(), Some(1));
+    assert_eq!(agent.wait_exit(patience())?.code(), Some(1));
     let error = agent
         .wait_ready(Duration::from_millis(200))
         .expect_err("nothing serves")

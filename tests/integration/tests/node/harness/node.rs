@@ -1,7 +1,7 @@
-use std::{fs, process::Stdio, time::Duration};
+use std::{fs, process::Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Namespaces, Node, NodeSnapshot, eventually_sync, node, require, traffic};
+use kni_integration::{Namespaces, Node, NodeSnapshot, eventually_sync, node, patience, require, traffic};
 use kni_local_node::Fabric;
 
 #[test]
@@ -61,7 +61,7 @@ fn a_node_reaches_the_fabric_and_has_a_way_out() -> Result<()> {
     let test_node = Node::new("uplinked")?;
     let servers = traffic::Servers::start(test_node.fabric(), "outside", 8080)?;
     for address in [node::FABRIC_V4, node::FABRIC_V6] {
-        let answer = traffic::tcp_get(&test_node, address.parse()?, 8080, Duration::from_secs(2))?;
+        let answer = traffic::tcp_get(&test_node, address.parse()?, 8080, patience())?;
         assert_eq!(answer.identity, servers.identity());
         let own = if answer.client.is_ipv4() {
             node::NODE_V4
@@ -125,7 +125,7 @@ fn a_dropped_node_is_gone() -> Result<()> {
     let inode = test_node.enter(|| fs::read_link("/proc/thread-self/ns/net"))??;
     let mut inside = test_node.command("sleep").arg("60").stdout(Stdio::null()).spawn()?;
     let of_child = format!("/proc/{}/ns/net", inside.id());
-    let entered = eventually_sync(Duration::from_secs(2), || {
+    let entered = eventually_sync(patience(), || {
         ensure!(fs::read_link(&of_child)? == inode, "a command does not run in the node");
         Ok(())
     });
@@ -139,7 +139,7 @@ fn a_dropped_node_is_gone() -> Result<()> {
             .flatten()
             .any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == inode)))
     };
-    eventually_sync(Duration::from_secs(2), || {
+    eventually_sync(patience(), || {
         ensure!(!held("/proc/self/fd")?, "the namespace is still held open");
         Ok(())
     })

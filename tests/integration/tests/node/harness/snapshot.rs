@@ -1,7 +1,7 @@
 use std::{fs, thread, time::Duration};
 
 use anyhow::Result;
-use kni_integration::{Node, NodeSnapshot, require};
+use kni_integration::{Node, NodeSnapshot, patience, require};
 use nix::mount::{MsFlags, mount, umount};
 
 /// The changes of [`leave`], by the prefixes of the lines that show them.
@@ -91,7 +91,7 @@ fn a_snapshot_sees_what_an_agent_could_leave() -> Result<()> {
             thread::sleep(Duration::from_millis(300));
             node.ip(&["link del left0"]).expect("the link is there");
         });
-        before.assert_unchanged(&node, Duration::from_secs(5));
+        before.assert_unchanged(&node, patience());
     });
     Ok(())
 }

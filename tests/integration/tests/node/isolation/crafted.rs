@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     agent::knictl_binary,
     frames::{Ip, PacketSocket, Payload},
-    require,
+    patience, require,
     stage::address,
     traffic::new_token,
 };
@@ -92,7 +92,7 @@ async fn no_crafted_frame_leaves_its_network() -> Result<()> {
 
 /// All captured frames so far; up to the valid one if it is expected.
 pub(super) fn arrivals(witness: &PacketSocket, honest: &str, expected: bool) -> Result<Vec<Vec<u8>>> {
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + patience();
     let mut frames: Vec<Vec<u8>> = Vec::new();
     loop {
         match witness.receive(QUIET, |_| true)? {

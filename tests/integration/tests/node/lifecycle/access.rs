@@ -5,14 +5,13 @@ use std::{
         fs::{FileTypeExt as _, PermissionsExt as _},
         net::UnixStream,
     },
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow};
 use kni_integration::{
     Agent, AgentOptions, Node,
     agent::{KUBELET_SOCKET, SOCKET},
-    require,
+    patience, require,
 };
 
 use crate::watched::Watched;
@@ -78,7 +77,7 @@ fn greet_unprivileged(socket: &str) -> std::io::Result<usize> {
         return Err(std::io::Error::last_os_error());
     }
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(patience()))?;
     // The server may have closed the connection already; then the read fails.
     drop(stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"));
     match stream.read(&mut [0; 64]) {
@@ -112,7 +111,7 @@ async fn the_sockets_are_for_root_alone() -> Result<()> {
     let answered = stage.node.enter(|| greet_unprivileged(KUBELET_SOCKET))??;
     assert_eq!(answered, 0, "nobody was answered");
     assert!(
-        stage.agent.wait_for_log("connection refused", Duration::from_secs(2)),
+        stage.agent.wait_for_log("connection refused", patience()),
         "{}",
         stage.agent.log()
     );
@@ -177,11 +176,9 @@ async fn sigterm_ends_the_agent_cleanly_whoever_is_connected() -> Result<()> {
     let code = stage.agent.terminate()?.code();
     assert_eq!(code, Some(0), "{}", stage.agent.log());
     // The stream ends, with or without a message.
-    tokio::time::timeout(Duration::from_secs(2), async {
-        while let Ok(Some(_)) = drops.message().await {}
-    })
-    .await
-    .map_err(|_elapsed| anyhow!("the stream goes on without an agent"))?;
+    tokio::time::timeout(patience(), async { while let Ok(Some(_)) = drops.message().await {} })
+        .await
+        .map_err(|_elapsed| anyhow!("the stream goes on without an agent"))?;
     for socket in [SOCKET, KUBELET_SOCKET] {
         assert!(!stage.node.enter(|| fs::exists(socket))??, "{socket} is still there");
     }

@@ -99,7 +99,7 @@ async fn two_hundred_pods_at_once_have_unique_addresses_and_leave_nothing() -> R
     // Cleanup removes prewarmed sandboxes too.
     stage.agent.terminate()?;
     assert!(stage.agent.cleanup()?.status.success());
-    stage.pristine.assert_unchanged(&stage.node, Duration::from_secs(5));
+    stage.pristine.assert_unchanged(&stage.node, patience());
     Ok(())
 }
 
@@ -120,7 +120,7 @@ async fn interfaces_are_removed_while_a_client_calls_without_a_pause() -> Result
     for _ in 0..3 {
         let pod = stage.kubelet.run_pod("calls", "web", &[]).await?;
         stage.kubelet.kill_pod(pod).await?;
-        wait::until("it is removed", Duration::from_secs(10), async || {
+        wait::until("it is removed", patience(), async || {
             Ok(stage.status().await?.pending_removals == 0)
         })
         .await?;

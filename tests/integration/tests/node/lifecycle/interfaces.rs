@@ -1,7 +1,7 @@
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, Result};
-use kni_integration::{AgentOptions, Manifest, Pod, require, traffic};
+use kni_integration::{AgentOptions, Manifest, Pod, patience, require, traffic};
 use serde_json::Value;
 
 use crate::watched::{Watched, warm};
@@ -167,11 +167,11 @@ async fn a_network_of_one_family_gives_that_family_alone() -> Result<()> {
         assert_eq!((server.ips().len(), server.ips()[0].is_ipv4()), (1, v4));
         assert_eq!(addresses(&link(&server, "eth0")?).len(), 1);
         let servers = traffic::Servers::start(&server.inside, network, 8080)?;
-        let answer = traffic::tcp_get(&client.inside, server.ips()[0], 8080, Duration::from_secs(2))?;
+        let answer = traffic::tcp_get(&client.inside, server.ips()[0], 8080, patience())?;
         assert_eq!(answer.identity, network);
         assert_eq!(answer.client.ip(), client.ips()[0]);
         if !v4 {
-            let answer = traffic::udp_ask(&stage.node, server.ips()[0], 8080, Duration::from_secs(2))?;
+            let answer = traffic::udp_ask(&stage.node, server.ips()[0], 8080, patience())?;
             assert_eq!(answer.identity, network);
         }
         drop(servers);

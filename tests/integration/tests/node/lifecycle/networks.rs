@@ -1,4 +1,4 @@
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use kni_integration::{Manifest, agent::MANIFESTS, eventually, kubelet::Sandbox, require, traffic, wait::patience};
@@ -18,7 +18,7 @@ async fn listed(stage: &Watched) -> Result<ListNetworksResponse> {
 
 /// Waits until the agent's list of networks is as expected.
 async fn until(stage: &Watched, wanted: impl Fn(&ListNetworksResponse) -> bool) -> Result<ListNetworksResponse> {
-    eventually(Duration::from_secs(5), async || {
+    eventually(patience(), async || {
         let now = listed(stage).await?;
         ensure!(wanted(&now), "the networks do not change: {now:#?}");
         Ok(now)

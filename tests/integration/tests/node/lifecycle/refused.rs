@@ -1,6 +1,6 @@
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
-use kni_integration::{AgentOptions, Manifest, eventually, kubelet::Sandbox, require};
+use kni_integration::{AgentOptions, Manifest, eventually, kubelet::Sandbox, patience, require};
 use kni_proto::runtime::ListNetworksRequest;
 use tonic::{Code, Status};
 
@@ -156,7 +156,7 @@ async fn namespaces_of_manifests_are_let_in_and_unknown_ones_by_name() -> Result
         "apiVersion: v1\nkind: Namespace\nmetadata: { name: other, labels: { tenant: shop } }\n",
     );
     Manifest::apply(&[changed], &stage.node)?;
-    let pod = eventually(std::time::Duration::from_secs(5), async || {
+    let pod = eventually(patience(), async || {
         let pod = stage
             .kubelet
             .run_pod("other", "web", &[("kni.dev/network", "labelled")])

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use kni_integration::{
     Manifest, Node, NodeSnapshot, Pod, Stage, eventually_sync,
     node::{NODE_V4, NODE_V6},
-    require,
+    patience, require,
     stage::{address, forwarding},
     traffic::{Matrix, Probe, Servers},
 };
@@ -37,7 +37,7 @@ fn used_node(name: &str) -> Result<Node> {
 
 /// Waits until duplicate address detection of all links has finished: the kernel adds their link-local routes then.
 fn settled(node: &Node) -> Result<()> {
-    eventually_sync(Duration::from_secs(10), || {
+    eventually_sync(patience(), || {
         let routes = node.run("ip", &["-6", "route", "show", "table", "local"])?;
         for link in ["uplink0", "foreign0", "foreign1"] {
             let there = routes.contains(&format!("anycast fe80:: dev {link} "));

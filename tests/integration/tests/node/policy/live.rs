@@ -3,7 +3,6 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -87,7 +86,7 @@ async fn running_connection_stops_on_the_first_packet_after_a_denying_policy() -
             ensure!(open.answered("first") == [false; 2], "{} under the policy", what());
             enforce(&mut world, &[]).await?;
             // TCP retransmits its unanswered segment at increasing intervals.
-            open.tcp.get_ref().set_read_timeout(Some(Duration::from_secs(20)))?;
+            open.tcp.get_ref().set_read_timeout(Some(patience()))?;
             open.send("after")?;
             let mut line = String::new();
             open.tcp.read_line(&mut line).with_context(what)?;

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Pod, Stage, eventually_sync, require,
+    Manifest, Pod, Stage, eventually_sync, patience, require,
     traffic::{NoAnswer, Servers, new_token, tcp_get, udp_ask},
 };
 use serde_json::json;
@@ -72,7 +72,7 @@ impl Scene {
             }
             Ok(())
         };
-        eventually_sync(Duration::from_secs(5), || look().and_then(|()| look())).with_context(|| self.stage.agent.log())
+        eventually_sync(patience(), || look().and_then(|()| look())).with_context(|| self.stage.agent.log())
     }
 }
 

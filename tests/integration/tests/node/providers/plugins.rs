@@ -1,4 +1,4 @@
-use std::{net::IpAddr, path::Path, time::Duration};
+use std::{net::IpAddr, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
@@ -167,7 +167,7 @@ async fn the_default_network_is_ready_when_its_configuration_and_plugins_are() -
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     let missing = r#"{ "cniVersion": "1.0.0", "name": "chain", "type": "my-plugin" }"#;
     scene::write(&stage.node, CONF, "10-chain.conflist", missing, 0o644)?;
-    eventually(Duration::from_secs(30), async || {
+    eventually(patience(), async || {
         let reason = wait_for_network(&stage, "pods", false).await?.reason;
         ensure!(
             reason.contains("plugin my-plugin is in none of"),
@@ -186,7 +186,7 @@ async fn the_default_network_is_ready_when_its_configuration_and_plugins_are() -
     let pod = stage.kubelet.run_pod("team", "one", &[]).await?;
     let ours = Manifest::default_network("pods", &["10.9.0.0/16"]);
     Manifest::apply(&[ours], &stage.node)?;
-    eventually(Duration::from_secs(30), async || {
+    eventually(patience(), async || {
         let listed = stage.kubelet.runtime().list_networks(ListNetworksRequest {}).await?;
         let listed = listed.into_inner();
         let refused = listed.refused.iter().any(|refused| refused.field == "spec.provider");

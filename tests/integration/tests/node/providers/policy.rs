@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Namespaces, Pod, eventually, require,
+    Manifest, Namespaces, Pod, eventually, patience, require,
     traffic::{self, NoAnswer, Servers, Stream},
 };
 use kni_proto::runtime::ListDropsRequest;
@@ -102,7 +102,7 @@ impl Scene {
     }
 
     async fn wait_until(&self, wanted: [bool; 5]) -> Result<()> {
-        let reached = eventually(Duration::from_mins(1), async || {
+        let reached = eventually(patience(), async || {
             let found = self.reached()?;
             ensure!(found == wanted, "{found:?}, not {wanted:?}");
             Ok(())

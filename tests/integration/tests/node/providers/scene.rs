@@ -1,6 +1,6 @@
 //! Provides the networks of these tests, and the state of a node with them.
 
-use std::{fs, net::IpAddr, path::Path, time::Duration};
+use std::{fs, net::IpAddr, path::Path};
 
 use anyhow::{Context as _, Result};
 use kni_integration::{
@@ -153,7 +153,7 @@ pub(crate) async fn picture(stage: &Watched) -> Result<NodeSnapshot> {
 /// Panics unless the node returns to that state.
 pub(crate) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<()> {
     stage.settled().await?;
-    let left = before.differences_within(&stage.node, Duration::from_secs(30))?;
+    let left = before.differences_within(&stage.node, patience())?;
     assert!(
         left.is_empty(),
         "something was left behind or taken away:\n{}",
@@ -166,7 +166,7 @@ pub(crate) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<
 
 /// Waits until a network has this readiness.
 pub(crate) async fn wait_for_network(stage: &Watched, name: &str, ready: bool) -> Result<NetworkStatus> {
-    eventually(Duration::from_secs(30), async || {
+    eventually(patience(), async || {
         let listed = stage.kubelet.runtime().list_networks(ListNetworksRequest {}).await?;
         let mut networks = listed.into_inner().networks.into_iter();
         let found = networks.find(|network| network.name == name && network.ready == ready);

@@ -5,7 +5,7 @@ use kni_integration::{
     Agent, AgentOptions, Kubelet, Namespaces, NodeSnapshot, Pod,
     agent::{self, SOCKET},
     kubelet::Sandbox,
-    require,
+    patience, require,
     traffic::{Servers, Stream},
 };
 
@@ -13,7 +13,6 @@ use crate::watched::{Watched, entries, warm};
 
 /// Time without a running agent between two agents.
 const INTERREGNUM: Duration = Duration::from_secs(2);
-const LEAVE: Duration = Duration::from_secs(10);
 
 /// Streams of both transports to both addresses of a pod.
 pub(super) fn streams(from: &Namespaces, to: &Pod) -> Result<Vec<(String, Stream)>> {
@@ -205,7 +204,7 @@ async fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() -> Result<()>
     let program = stage.node.install(&agent::agent_binary()?)?;
     let node = (*stage.node).clone();
     let cleanup = thread::spawn(move || agent::cleanup(&node, &program));
-    let code = second.wait_exit(Duration::from_secs(15))?.code();
+    let code = second.wait_exit(patience())?.code();
     assert!(code.is_some_and(|code| code != 0), "{code:?}");
     let log = second.log();
     assert!(
@@ -236,7 +235,7 @@ async fn cleanup_after_a_kill_returns_the_node_to_what_it_was() -> Result<()> {
         for _ in 0..2 {
             let done = stage.agent.cleanup()?;
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-            stage.pristine.assert_unchanged(&stage.node, LEAVE);
+            stage.pristine.assert_unchanged(&stage.node, patience());
         }
         // The next agent starts without any state.
         stage.restart().await?;
@@ -245,7 +244,7 @@ async fn cleanup_after_a_kill_returns_the_node_to_what_it_was() -> Result<()> {
         stage.kubelet.kill_pod(pod).await?;
         stage.agent.terminate()?;
         assert!(stage.agent.cleanup()?.status.success());
-        stage.pristine.assert_unchanged(&stage.node, LEAVE);
+        stage.pristine.assert_unchanged(&stage.node, patience());
     }
     Ok(())
 }
@@ -298,7 +297,7 @@ async fn a_rolling_update_waits_for_the_old_agent() -> Result<()> {
     thread::sleep(Duration::from_millis(500));
     assert!(!next.log().contains("serving on"), "{}", next.log());
     assert_eq!(stage.agent.terminate()?.code(), Some(0));
-    next.wait_ready(Duration::from_mins(1))?;
+    next.wait_ready(patience())?;
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     town.assert_queries_answer_the_same(&stage).await?;
     town.assert_no_packet_was_lost();

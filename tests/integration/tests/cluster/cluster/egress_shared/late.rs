@@ -1,10 +1,10 @@
 //! Tests that no connection is reset where a node takes or has an egress address and does not know the nodes that share
-//! it: its stack has none of their connections.
+//! it, or has no uplink for a moment: its stack has none of their connections.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_api::NodeEndpoint;
 use kni_integration::{
-    cluster::{Fault, Rule, patience},
+    cluster::{Fault, Member, Rule, patience},
     wait,
 };
 use kube::{Api, api::DeleteParams};
@@ -19,8 +19,39 @@ pub(super) const PROXIED: usize = 2;
 /// that has just started.
 pub(super) async fn the_owner_knows_the_other_nodes_late(scene: &mut Scene, owner: usize) -> Result<()> {
     let next = (0..PROXIED).find(|node| *node != owner).context("another node")?;
+    owner_has_no_default_route(scene, owner).await?;
     owner_is_not_confirmed(scene, next).await?;
     owner_has_not_read_all(scene).await
+}
+
+/// The uplink is the interface of the default route. Its addresses stay when the route goes.
+async fn owner_has_no_default_route(scene: &Scene, owner: usize) -> Result<()> {
+    let streams = scene.traffic(&[0, 1, 2])?;
+    let member = &scene.cluster.nodes[owner];
+    let mut routes = Vec::new();
+    for family in ["-4", "-6"] {
+        let shown = member.node.run("ip", &[family, "route", "show", "default"])?;
+        let route = shown.lines().next().context("no default route")?.trim().to_owned();
+        change_route(member, family, "del", &route)?;
+        routes.push((family, route));
+    }
+    let lost = "the node has no uplink";
+    ensure!(
+        member.agent.wait_for_log(lost, patience()),
+        "not noticed: {}",
+        member.agent.log()
+    );
+    for (family, route) in routes {
+        change_route(member, family, "add", &route)?;
+    }
+    scene.all_leave(&[0, 1, 2]).await?;
+    assess("owner without a route", streams);
+    Ok(())
+}
+
+fn change_route(member: &Member, family: &str, verb: &str, route: &str) -> Result<()> {
+    let arguments = [family, "route", verb].into_iter().chain(route.split_whitespace());
+    member.node.run("ip", &arguments.collect::<Vec<_>>()).map(drop)
 }
 
 /// A node that is not confirmed knows no way to another one, and none of them a way to it.
