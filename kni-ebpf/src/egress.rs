@@ -189,18 +189,17 @@ pub fn pass_on(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     let Some(node) = Decision::from_word(egress_receiver(ctx.skb.skb, place, packet)).answering() else {
         return NEXT;
     };
-    let Some(row) = remote::row(Decision::node(node, true)) else {
+    if remote::row(Decision::node(node, true)).is_none() {
         // The stack would reset the connection, which it does not have.
         return match work::begin(place, packet) {
             Some(work) => count::dropped(ctx, &mut work.event, Verdict::NoNode as u16),
             None => DROP,
         };
-    };
+    }
     if packet.is_first() {
         fragment::record(OUTSIDE, Direction::FromUplink, packet);
     }
-    skb::clear_priority(ctx);
-    remote::through_tunnel(ctx, EGRESS_NUMBER, row)
+    send(ctx, node)
 }
 
 /// The node that has the unit of the packet's destination port, as [`Decision::owner`].

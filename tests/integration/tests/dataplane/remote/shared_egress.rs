@@ -276,6 +276,26 @@ fn on_wire(scene: &Scene<'_>, packet: &[u8]) -> Result<()> {
     found.map(drop).with_context(|| hex(packet))
 }
 
+/// A claim goes before the address, or the address before the claim.
+fn what_no_claim_explains_is_dropped(scene: &Scene<'_>) -> Result<()> {
+    // The claim is gone, and the uplink still has the addresses.
+    scene.dataplane().set_fabric(&FabricRows::default())?;
+    for family in [0, 1] {
+        for port in [ports_of(NODES).0, ports_of(40).0] {
+            scene.dropped("an address without a claim", FromUplink, Verdict::NoNode, || {
+                scene.send_outside(&reply(family, port, TcpFlags::ACK))
+            })?;
+        }
+    }
+    scene.dataplane().set_held_addresses(&BTreeSet::new())?;
+    let packet = Ip::new(ip(EGRESS[0]), ip(SERVER[0]));
+    let packet = packet.packet(&Payload::tcp(ports_of(NODES).0, THEIRS, TcpFlags::ACK));
+    answering(scene, None, true)?;
+    scene.dropped("not on the uplink", FromOverlay, Verdict::EgressAddress, || {
+        scene.tunnel(underlay(NODE, true), EGRESS_NETWORK, &packet)
+    })
+}
+
 #[test]
 fn the_node_that_answers_forwards_without_a_flow() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -328,22 +348,7 @@ fn the_node_that_answers_forwards_without_a_flow() -> Result<()> {
             scene.send_outside(&reply(family, ports_of(40).0, TcpFlags::ACK))?;
             scene.quiet()
         })?;
-        // The claim is gone, and the uplink still has the addresses.
-        scene.dataplane().set_fabric(&FabricRows::default())?;
-        for family in [0, 1] {
-            for port in [ports_of(NODES).0, ports_of(40).0] {
-                scene.dropped("an address without a claim", FromUplink, Verdict::NoNode, || {
-                    scene.send_outside(&reply(family, port, TcpFlags::ACK))
-                })?;
-            }
-        }
-        scene.dataplane().set_held_addresses(&BTreeSet::new())?;
-        let packet = Ip::new(ip(EGRESS[0]), ip(SERVER[0]));
-        let packet = packet.packet(&Payload::tcp(ports_of(NODES).0, THEIRS, TcpFlags::ACK));
-        answering(scene, None, true)?;
-        scene.dropped("not on the uplink", FromOverlay, Verdict::EgressAddress, || {
-            scene.tunnel(underlay(NODE, true), EGRESS_NETWORK, &packet)
-        })
+        what_no_claim_explains_is_dropped(scene)
     })
 }
 
