@@ -25,30 +25,52 @@ fn wait_by_map() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        thread,
-        time::{Duration, Instant},
+    use std::thread;
+
+    use super::{
+        super::bpf::slow::{Progress, SlowProgram},
+        *,
     };
 
-    use super::*;
-
-    fn best_of(mut work: impl FnMut()) -> Duration {
-        let once = |_| {
-            let begun = Instant::now();
+    /// Calls `work` while the program runs, and returns the program's progress after it.
+    fn progress_after(program: &SlowProgram, work: impl FnOnce()) -> Progress {
+        program.reset().unwrap();
+        thread::scope(|scope| {
+            let run = scope.spawn(|| program.run().unwrap());
+            while program.progress().unwrap() == Progress::NotBegun && !run.is_finished() {
+                thread::yield_now();
+            }
             work();
-            begun.elapsed()
-        };
-        (0..20).map(once).min().unwrap()
+            let progress = program.progress().unwrap();
+            run.join().unwrap();
+            progress
+        })
     }
 
-    /// A grace period takes at least a context switch of every CPU, an update of any other map takes a microsecond.
+    fn outlasts_programs(wait: impl Fn()) {
+        let program = SlowProgram::load().unwrap();
+        for attempt in 0..20 {
+            let progress = progress_after(&program, &wait);
+            assert_eq!(progress, Progress::Ended, "attempt {attempt}");
+        }
+    }
+
     #[test]
-    fn the_replacement_waits_for_a_grace_period_too() {
-        let nested = NestedMap::new().unwrap();
-        let others = thread::available_parallelism().map_or(1, usize::from) > 1;
-        let waited = best_of(|| nested.replace().unwrap());
-        let written = best_of(|| nested.write_inner().unwrap());
-        println!("map of maps: {waited:?}, plain map: {written:?}");
-        assert!(!others || waited > 20 * written, "{waited:?} beside {written:?}");
+    fn the_wait_outlasts_running_programs() {
+        outlasts_programs(wait_for_programs);
+    }
+
+    #[test]
+    fn the_replacement_outlasts_running_programs_too() {
+        outlasts_programs(|| wait_by_map().unwrap());
+    }
+
+    /// Without it the two tests above would prove nothing. On a single CPU a program is rarely seen before its end.
+    #[test]
+    fn no_wait_meets_the_program_while_it_runs() {
+        let program = SlowProgram::load().unwrap();
+        let meets = || progress_after(&program, || ()) == Progress::Runs;
+        let several = thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+        assert!(!several || (0..1000).any(|_| meets()));
     }
 }

@@ -4,6 +4,8 @@ pub(super) mod batch;
 mod element;
 pub(super) mod link;
 pub(super) mod nested;
+#[cfg(test)]
+pub(super) mod slow;
 
 use std::{io, mem::size_of};
 
@@ -16,8 +18,12 @@ enum Command {
     MapUpdateElem = 2,
     MapDeleteElem = 3,
     MapGetNextKey = 4,
+    #[cfg(test)]
+    ProgLoad = 5,
     ObjPin = 6,
     ObjGet = 7,
+    #[cfg(test)]
+    ProgTestRun = 10,
     ObjGetInfoByFd = 15,
     MapLookupBatch = 24,
     MapUpdateBatch = 26,
@@ -26,8 +32,8 @@ enum Command {
     LinkDetach = 34,
 }
 
-/// The only call of bpf(2). Returns the kernel's non-negative result: a descriptor for [`Command::ObjGet`] and
-/// [`Command::MapCreate`], else 0.
+/// The only call of bpf(2). Returns the kernel's non-negative result: a descriptor for the commands that make or
+/// open an object, else 0.
 ///
 /// # Safety
 /// `attr` must be the struct of `union bpf_attr` that belongs to the command. Every address in it must be valid for as

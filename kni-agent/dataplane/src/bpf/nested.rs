@@ -8,7 +8,7 @@ use std::{
 use super::{Command, element::ElementAttr, sys_bpf};
 
 /// `enum bpf_map_type` (linux/bpf.h).
-const ARRAY: u32 = 2;
+pub(super) const ARRAY: u32 = 2;
 const ARRAY_OF_MAPS: u32 = 12;
 
 /// `union bpf_attr`, the beginning of the struct of `BPF_MAP_CREATE`.
@@ -40,15 +40,9 @@ impl NestedMap {
     pub(crate) fn replace(&self) -> io::Result<()> {
         update(&self.outer, self.inner.as_raw_fd().cast_unsigned())
     }
-
-    /// Writes a row of the inner map, without waiting.
-    #[cfg(test)]
-    pub(crate) fn write_inner(&self) -> io::Result<()> {
-        update(&self.inner, 1)
-    }
 }
 
-fn create(kind: u32, inner_map_fd: u32) -> io::Result<OwnedFd> {
+pub(super) fn create(kind: u32, inner_map_fd: u32) -> io::Result<OwnedFd> {
     let mut attr = CreateAttr {
         kind,
         key_size: 4,
@@ -63,7 +57,7 @@ fn create(kind: u32, inner_map_fd: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn update(map: &OwnedFd, value: u32) -> io::Result<()> {
+pub(super) fn update(map: &OwnedFd, value: u32) -> io::Result<()> {
     let key = 0_u32;
     let mut attr = ElementAttr {
         map_fd: map.as_raw_fd().cast_unsigned(),
