@@ -172,7 +172,8 @@ async fn wait_until_all(pods: &[&Pod]) -> Result<()> {
     .map(drop)
 }
 
-fn mac(cluster: &Cluster, node: usize) -> Result<Mac> {
+/// The MAC address of a node's uplink.
+pub(super) fn mac(cluster: &Cluster, node: usize) -> Result<Mac> {
     let shown = cluster.nodes[node]
         .node
         .run("ip", &["link", "show", "dev", "uplink0"])?;

@@ -5,15 +5,20 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::NodeEndpoint;
 use kni_integration::{
     cluster::{Fault, Member, Rule, patience},
+    frames::{Ip, Link, PacketSocket, Payload, TcpFlags},
     wait,
 };
 use kube::{Api, api::DeleteParams};
 use nix::sys::signal::Signal;
 
-use super::{ADDRESSES, Scene, assess};
+use super::{super::egress_owners::mac, ADDRESSES, OUTSIDE, Scene, assess, dropped, ip};
 
 /// The position of the node behind a proxy.
 pub(super) const PROXIED: usize = 2;
+/// A port of the host outside that no pod has a connection with.
+const FOREIGN_PORT: u16 = 9;
+/// Segments of a family for another node while the owner has no route.
+const SEGMENTS: u64 = 100;
 
 /// Moves the addresses from `owner` to a node that is not confirmed, under traffic of all nodes, and from there to one
 /// that has just started.
@@ -41,11 +46,42 @@ async fn owner_has_no_default_route(scene: &Scene, owner: usize) -> Result<()> {
         "not noticed: {}",
         member.agent.log()
     );
+    others_get_their_segments(scene, owner).await?;
     for (family, route) in routes {
         change_route(member, family, "add", &route)?;
     }
     scene.all_leave(&[0, 1, 2]).await?;
     assess("owner without a route", streams);
+    Ok(())
+}
+
+/// Sends segments to ports of the other nodes' units. Those nodes count what comes and belongs to no connection; the
+/// stack of the owner would reset it.
+async fn others_get_their_segments(scene: &Scene, owner: usize) -> Result<()> {
+    let link = Link::new([2, 0, 0, 0, 0, 0x78], mac(&scene.cluster, owner)?);
+    let socket = PacketSocket::open(scene.cluster.fabric.inside(), "fabric0")?;
+    for (position, member) in scene.cluster.nodes.iter().enumerate() {
+        if position == owner {
+            continue;
+        }
+        let before = dropped(member, "from_overlay", "no_flow").await?;
+        for family in [0, 1] {
+            let unit = scene.units(family).await?.get(&member.name).copied();
+            let port = u16::from(unit.context("no unit")?) * 1024 + 1;
+            let packet = Ip::new(ip(OUTSIDE[family]), ip(ADDRESSES[family]));
+            let frame = link.frame(&packet.packet(&Payload::tcp(FOREIGN_PORT, port, TcpFlags::ACK)));
+            for _ in 0..SEGMENTS {
+                socket.send(&frame)?;
+            }
+        }
+        let sent = 2 * SEGMENTS;
+        wait::until("the other node gets its segments", patience(), async || {
+            let more = dropped(member, "from_overlay", "no_flow").await? - before;
+            ensure!(more >= sent, "{}: {more} of {sent}", member.name);
+            Ok(true)
+        })
+        .await?;
+    }
     Ok(())
 }
 
