@@ -1,5 +1,7 @@
-//! Sweeps the flow tables: removes expired rows, counts flows by endpoint, removes flows to deleted backends.
+//! Sweeps the flow tables: removes expired rows, counts flows by endpoint, removes flows whose destination has another
+//! meaning by now.
 
+mod bypass;
 mod owners;
 mod shares;
 
@@ -25,6 +27,8 @@ use super::{
     table::{Row, Table},
     tuple::{FlowKey, Tuple, is_reply_row, translated},
 };
+pub(super) use bypass::Taken;
+use bypass::remove_bypasses;
 use owners::{Owners, local_end};
 use shares::shares;
 
@@ -161,6 +165,27 @@ impl FlowTables {
         remove_to_port(&self.flows6, port)
     }
 
+    /// Removes flows that lead past a Service or a port of the node: the next packet of each is translated.
+    pub(super) fn remove_bypasses(&self, taken: &Taken) -> Result<(), DataplaneError> {
+        if taken.is_empty() {
+            return Ok(());
+        }
+        remove_bypasses(&self.flows4, taken)?;
+        remove_bypasses(&self.flows6, taken)
+    }
+
+    /// The backends that UDP flows through Services have.
+    pub(super) fn service_backends(&self) -> Result<HashSet<ServiceBackend>, DataplaneError> {
+        let mut found = HashSet::new();
+        let mut add = |tuple: Tuple, value: &FlowValue| {
+            let is_udp = i32::from(tuple.protocol) == libc::IPPROTO_UDP;
+            found.extend(service_backend(&tuple, value).filter(|_| is_udp));
+        };
+        read(&self.flows4, &mut add)?;
+        read(&self.flows6, &mut add)?;
+        Ok(found)
+    }
+
     /// Removes UDP flows through a service to a deleted backend: their clients would send to it indefinitely. TCP and
     /// SCTP connections end by themselves.
     pub(super) fn remove_to_backends(&self, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
@@ -222,7 +247,7 @@ fn remove_to_port<K: FlowKey + Row>(table: &Table<K, FlowValue>, port: u16) -> R
 }
 
 /// A service port and one of its backends: address and port.
-type ServiceBackend = (ServiceKey, [u8; 16], [u8; 2]);
+pub(super) type ServiceBackend = (ServiceKey, [u8; 16], [u8; 2]);
 
 fn remove_to_backends<K: FlowKey + Row>(
     table: &Table<K, FlowValue>,
@@ -345,12 +370,13 @@ mod tests {
     use std::net::IpAddr;
 
     use kni_common::{
-        address::from_ip,
+        address::{AddressKey, from_ip},
         config::{FlowCount, SHARE_WINDOW_SHIFT},
         flow::{
             END_OUTSIDE, END_STACK, FLOW_CLOSED, FLOW_FROM_SECOND, FLOW_HAIRPIN, FLOW_OPENED_BY_SECOND, FlowEnd, Ports,
         },
         service::BackendValue,
+        uplink::HostPortKey,
     };
 
     use super::*;
@@ -519,6 +545,63 @@ mod tests {
             }
             assert!(kept.iter().all(|(tuple, _)| holds(&tables, tuple)));
             assert!(holds(&tables, &elsewhere), "another network's flow");
+        }
+    }
+
+    #[test]
+    fn flows_past_what_their_destination_is_by_now_are_removed() {
+        for (client, host, backend) in [
+            ("10.0.0.2", "192.0.2.1", "10.0.0.9"),
+            ("fd00::2", "2001:db8::1", "fd00::9"),
+            // The other order of the ends in the key.
+            ("192.0.2.9", "10.0.0.1", "10.0.0.9"),
+        ] {
+            let tables = tables();
+            let ends = ((END_LOCAL, FlowEnd::default()), (END_STACK, FlowEnd::default()));
+            let direct = |tuple: Tuple| (tuple, opened(&tuple, ends.0, ends.1));
+            let past = direct(tuple((client, 4000), (host, 53)));
+            let masqueraded = tuple((client, 4001), (host, 53));
+            let outside = tuple(("198.51.100.1", 4001), (host, 53));
+            let leaving = (masqueraded, translated_row(&masqueraded, &outside, 0, false));
+            let through = service(
+                tuple((client, 4002), (host, 53)),
+                tuple((client, 4002), (backend, 53)),
+                0,
+            );
+            let connection = direct(Tuple {
+                protocol: TCP,
+                ..past.0
+            });
+            let elsewhere = direct(Tuple { network: 6, ..past.0 });
+            let other_port = direct(tuple((client, 4000), (host, 54)));
+            let from_there = direct(tuple((host, 53), (client, 4003)));
+            let rows = [past, leaving, connection, elsewhere, other_port, from_there];
+            for (tuple, value) in rows.iter().chain(&through) {
+                put(&tables, tuple, *value);
+            }
+            let remain = |expected: &[bool]| {
+                let found: Vec<bool> = rows.iter().map(|(tuple, _)| holds(&tables, tuple)).collect();
+                assert_eq!(found, expected, "{client}");
+                assert!(through.iter().all(|(tuple, _)| holds(&tables, tuple)), "{client}");
+            };
+            let mut ports = Taken::default();
+            ports.add_ports(&[HostPortKey {
+                address: bytes(host),
+                port: 53_u16.to_be_bytes(),
+                protocol: u16::from(UDP),
+            }]);
+            tables.remove_bypasses(&Taken::default()).unwrap();
+            remain(&[true; 6]);
+            tables.remove_bypasses(&ports).unwrap();
+            remain(&[false, false, true, false, true, true]);
+            put(&tables, &elsewhere.0, elsewhere.1);
+            let mut addresses = Taken::default();
+            addresses.add_services(&[AddressKey {
+                network: NETWORK,
+                address: bytes(host),
+            }]);
+            tables.remove_bypasses(&addresses).unwrap();
+            remain(&[false, false, true, true, false, true]);
         }
     }
 

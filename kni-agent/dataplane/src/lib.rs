@@ -67,7 +67,13 @@ pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
 pub use interface_name::interface_name;
 use kni_common::{
-    Direction, Verdict, address::from_ip, counter::HitKey, event::Explanation, flow::Ports, layout::MapSpec,
+    Direction, Verdict,
+    address::from_ip,
+    counter::HitKey,
+    event::Explanation,
+    flow::Ports,
+    layout::MapSpec,
+    service::{BackendValue, ServiceKey},
 };
 use kni_model::{
     EndpointId, NetworkId, PolicyStep, PolicyTables, ServiceStep, ServiceTables,
@@ -296,6 +302,13 @@ impl Dataplane {
     /// The rows of services.
     pub fn service_tables(&self) -> Result<ServiceTables, DataplaneError> {
         lock(&self.services).tables(&self.endpoints)
+    }
+
+    /// The backends that clients of each service port may still use, as flows and affinities show. Removes flows past
+    /// Services, which an interrupted change may have left.
+    pub fn service_uses(&self) -> Result<BTreeMap<ServiceKey, BTreeSet<BackendValue>>, DataplaneError> {
+        ServiceMaps::settle(&self.endpoints, &self.flows)?;
+        lock(&self.services).uses(&self.flows)
     }
 
     /// As [`Self::apply_policy`].

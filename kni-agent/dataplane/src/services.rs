@@ -1,6 +1,9 @@
-//! Writes the service tables, and removes flows and affinities to deleted backends.
+//! Writes the service tables, and removes flows past new Services and flows and affinities to deleted backends.
 
-use std::{collections::HashSet, sync::Mutex};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::Mutex,
+};
 
 use kni_common::{
     address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue},
@@ -8,7 +11,14 @@ use kni_common::{
 };
 use kni_model::{GoneBackend, ServiceStep, ServiceTables};
 
-use super::{DataplaneError, endpoints::EndpointMaps, flows::FlowTables, lock, membarrier, pin::Pins, table::Table};
+use super::{
+    DataplaneError,
+    endpoints::EndpointMaps,
+    flows::{FlowTables, Taken},
+    lock, membarrier,
+    pin::Pins,
+    table::Table,
+};
 
 /// The maps of services, with their own lock like the policy tables.
 pub(super) struct ServiceMaps {
@@ -36,6 +46,37 @@ impl ServiceMaps {
         })
     }
 
+    /// The backends that clients of each service port may still use: those of UDP flows and of affinities.
+    pub(super) fn uses(
+        &self,
+        flows: &FlowTables,
+    ) -> Result<BTreeMap<ServiceKey, BTreeSet<BackendValue>>, DataplaneError> {
+        let backend = |address, port| BackendValue {
+            address,
+            port,
+            ..BackendValue::default()
+        };
+        let mut uses: BTreeMap<ServiceKey, BTreeSet<BackendValue>> = BTreeMap::new();
+        for (service, address, port) in flows.service_backends()? {
+            uses.entry(service).or_default().insert(backend(address, port));
+        }
+        let ids = self.services.rows()?.into_iter();
+        let ids: BTreeMap<u32, ServiceKey> = ids.map(|(key, row)| (row.service, key)).collect();
+        for (key, value) in self.affinity.rows()? {
+            if let Some(service) = ids.get(&key.service) {
+                let of_service = uses.entry(*service).or_default();
+                of_service.insert(backend(value.address, value.port));
+            }
+        }
+        Ok(uses)
+    }
+
+    /// Removes flows past Services that an earlier agent left when it was interrupted.
+    pub(super) fn settle(endpoints: &Mutex<EndpointMaps>, flows: &FlowTables) -> Result<(), DataplaneError> {
+        let addresses = lock(endpoints).addresses_of_services()?;
+        remove_bypasses(flows, &addresses)
+    }
+
     /// As [`super::policy::PolicyMaps::apply`].
     ///
     /// What refers to a row is changed some milliseconds before the row is removed, and before its flows are looked
@@ -55,7 +96,7 @@ impl ServiceMaps {
             match step {
                 ServiceStep::PutBackends(rows) => self.backends.put_all(&sealed_backends(rows)),
                 ServiceStep::PutServices(rows) => self.services.put_all(&sealed_services(rows)),
-                ServiceStep::PutAddresses(keys) => addresses().put_service_addresses(keys),
+                ServiceStep::PutAddresses(keys) => put_addresses(endpoints, flows, keys),
                 ServiceStep::RemoveAddresses(keys) => addresses().remove_service_addresses(keys),
                 ServiceStep::RemoveServices(keys) => self.services.remove_all(keys),
                 ServiceStep::RemoveFlows(gone) => self.remove_uses(flows, gone),
@@ -85,6 +126,24 @@ impl ServiceMaps {
         })?;
         self.affinity.remove_all(&stale)
     }
+}
+
+/// Writes the rows of virtual addresses, then removes the flows that began before.
+fn put_addresses(
+    endpoints: &Mutex<EndpointMaps>,
+    flows: &FlowTables,
+    keys: &[AddressKey],
+) -> Result<(), DataplaneError> {
+    let written = lock(endpoints).put_service_addresses(keys)?;
+    remove_bypasses(flows, &written)
+}
+
+fn remove_bypasses(flows: &FlowTables, addresses: &[AddressKey]) -> Result<(), DataplaneError> {
+    let mut taken = Taken::default();
+    taken.add_services(addresses);
+    // A program that found no row may write its flow a little later.
+    membarrier::wait_for_programs();
+    flows.remove_bypasses(&taken)
 }
 
 /// Whether running programs must end before the step: whether `moved`, a reference was changed since the last wait, and
@@ -146,8 +205,9 @@ impl EndpointMaps {
         Ok(services.map(|(key, _)| key).collect())
     }
 
-    /// Never replaces a pod's address: the author of a Service does not own the pod.
-    fn put_service_addresses(&mut self, keys: &[AddressKey]) -> Result<(), DataplaneError> {
+    /// Never replaces a pod's address: the author of a Service does not own the pod. Returns the rows that were
+    /// written.
+    fn put_service_addresses(&mut self, keys: &[AddressKey]) -> Result<Vec<AddressKey>, DataplaneError> {
         let value = AddressValue {
             endpoint: ADDRESS_OF_SERVICE,
             incarnation: 0,
@@ -162,7 +222,8 @@ impl EndpointMaps {
                 }
             }
         }
-        self.addresses.put_all(&rows)
+        self.addresses.put_all(&rows)?;
+        Ok(rows.into_iter().map(|(key, _)| key).collect())
     }
 
     fn remove_service_addresses(&mut self, keys: &[AddressKey]) -> Result<(), DataplaneError> {

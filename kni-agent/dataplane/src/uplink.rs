@@ -3,7 +3,7 @@
 mod masquerade;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
 };
 
@@ -18,6 +18,7 @@ use kni_model::{EndpointId, view::ProgramView};
 use super::{
     Dataplane, DataplaneError, EndpointConfig, Hook, XdpChoice, XdpMode,
     bpf::link,
+    flows::Taken,
     hook::{self, AttachPoint, Target},
     lock, membarrier,
     pin::Pins,
@@ -50,13 +51,21 @@ struct PortRows {
     table: Table<HostPortKey, HostPortValue>,
     /// Copy of the table, so that a detach does not wait for a walk.
     mapped: BTreeMap<HostPortKey, HostPortValue>,
+    /// Keys since whose first row no flow past it was looked for; at the start all, as an earlier agent may have been
+    /// interrupted.
+    unsettled: BTreeSet<HostPortKey>,
 }
 
 impl PortRows {
     fn open(pins: &Pins, name: &'static str) -> Result<Self, DataplaneError> {
         let table: Table<HostPortKey, HostPortValue> = Table::open(name, &pins.map(name))?;
-        let mapped = table.rows()?.into_iter().collect();
-        Ok(Self { table, mapped })
+        let mapped: BTreeMap<HostPortKey, HostPortValue> = table.rows()?.into_iter().collect();
+        let unsettled = mapped.keys().copied().collect();
+        Ok(Self {
+            table,
+            mapped,
+            unsettled,
+        })
     }
 
     fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
@@ -71,6 +80,8 @@ impl PortRows {
     }
 
     fn set(&mut self, rows: BTreeMap<HostPortKey, HostPortValue>) -> Result<(), DataplaneError> {
+        let new = rows.keys().filter(|key| !self.mapped.contains_key(*key));
+        self.unsettled.extend(new.copied());
         // After a failure both old and new rows may exist.
         self.mapped.extend(rows.iter().map(|(key, value)| (*key, *value)));
         replace(&self.table, &rows)?;
@@ -260,11 +271,22 @@ impl Dataplane {
         tables.set_shared(endpoint, shared)
     }
 
-    /// Replaces the host ports of all pods. Those of unpublished endpoints are omitted.
+    /// Replaces the host ports of all pods. Those of unpublished endpoints are omitted. UDP flows of pods that reached
+    /// the node's stack at a new one are removed, so that the next packet reaches the pod.
     pub fn set_host_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
         let mut tables = lock(&self.uplink);
         let rows = self.port_rows(desired, |_any| true)?;
-        tables.host_ports.set(rows)
+        tables.host_ports.set(rows)?;
+        if tables.host_ports.unsettled.is_empty() {
+            return Ok(());
+        }
+        let mut taken = Taken::default();
+        taken.add_ports(&tables.host_ports.unsettled);
+        // A program that found no row may write its flow a little later.
+        membarrier::wait_for_programs();
+        self.flows.remove_bypasses(&taken)?;
+        tables.host_ports.unsettled.clear();
+        Ok(())
     }
 
     /// Replaces the host ports that the node's own sockets reach, and attaches their programs while there are any.

@@ -99,7 +99,7 @@ impl Enforcer {
     ) -> Result<Self, DataplaneError> {
         let policy = PolicyEngine::new(dataplane.policy_tables()?).with_quota(policies);
         let engine = ServiceEngine::new(dataplane.service_tables()?, place, dataplane.hz());
-        let services = engine.with_quota(services);
+        let services = engine.with_uses(dataplane.service_uses()?).with_quota(services);
         Ok(Self {
             dataplane,
             policy: Mutex::new(PolicySide {

@@ -6,7 +6,10 @@ use std::{
     net::IpAddr,
 };
 
-use kni_common::{address::from_ip, service::ServiceKey};
+use kni_common::{
+    address::from_ip,
+    service::{BackendValue, ServiceKey},
+};
 use kni_model::{
     NetworkId, NetworkName, SandboxId, ServiceStep, ServiceTables,
     policy::PolicyPod,
@@ -77,6 +80,13 @@ impl ServiceEngine {
             ids: BTreeMap::new(),
             hz,
         }
+    }
+
+    /// Adds backends that clients of each frontend may still use, also where the adopted rows name none of them.
+    #[must_use]
+    pub fn with_uses(mut self, uses: BTreeMap<ServiceKey, BTreeSet<BackendValue>>) -> Self {
+        self.maps.adopt_uses(uses);
+        self
     }
 
     /// Limits the rows to the sizes of the tables.

@@ -68,6 +68,18 @@ impl MapState {
         state
     }
 
+    /// Frontends without a row may come back with it: they are remembered like removed ones.
+    pub(super) fn adopt_uses(&mut self, uses: BTreeMap<ServiceKey, BTreeSet<BackendValue>>) {
+        for (key, backends) in uses {
+            let removed = (!self.tables.services.contains_key(&key)).then_some(self.now);
+            let of_frontend = self.used.entry(key).or_insert_with(|| Used {
+                removed,
+                ..Used::default()
+            });
+            of_frontend.backends.extend(backends);
+        }
+    }
+
     pub(super) fn tick(&mut self) {
         self.now = self.now.saturating_add(1);
         let now = self.now;

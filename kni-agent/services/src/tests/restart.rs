@@ -71,6 +71,21 @@ fn what_went_meanwhile_is_forgotten() {
 }
 
 #[test]
+fn backends_that_only_flows_show_are_forgotten_when_there_are_others() {
+    let before = World::new(services(), slices(&[])).maps.tables();
+    let mut world = restart(&before, services(), slices(&[]));
+    let [web, deleted] = [WEB, "10.96.0.7"].map(|vip| key(1, vip, TCP, 80));
+    let uses = [web, deleted].map(|key| (key, BTreeSet::from([backend("10.0.0.1", 8080)])));
+    world.engine = world.engine.with_uses(uses.into());
+    assert_eq!(is_expired(&world.reconcile()), [], "there is no other");
+    let steps = world.set_slices(slices(&["10.0.0.2"]));
+    let gone = is_expired(&steps);
+    let gone: Vec<_> = gone.iter().map(|gone| (gone.service, gone.backend)).collect();
+    assert_eq!(gone, [(web, backend("10.0.0.1", 8080))]);
+    assert_eq!(is_expired(&world.set_slices(slices(&["10.0.0.3"]))).len(), 3, "once");
+}
+
+#[test]
 fn lists_that_nobody_names_go_after_two_ticks() {
     let mut before = World::new(services(), slices(&["10.0.0.1"])).maps.tables();
     let own = before.clone();

@@ -4,6 +4,7 @@
 //! networks use the same addresses, so every answer contains the identity of the server, and every request contains a
 //! token that identifies the receiving server even without an answer.
 
+mod client;
 mod matrix;
 mod ping;
 mod probe;
@@ -13,6 +14,7 @@ mod whole;
 
 use std::{fmt, io, net::SocketAddr};
 
+pub use client::UdpClient;
 pub use matrix::{Matrix, Probe, Row};
 pub use ping::ping;
 pub use probe::{new_token, syn_repeats, tcp_get, tcp_get_to, udp_ask, udp_ask_by, udp_ask_to};

@@ -4,7 +4,7 @@
 //! | behaviour | shown by |
 //! |---|---|
 //! | 1 a connection keeps its backend while endpoints change | `stay`; `frames/services.rs::known_flows_outlive_a_change_of_the_service`, `frames/affinity.rs::a_repeated_syn_stays_with_its_backend` |
-//! | 2 UDP moves when its endpoint is gone, and stays when there is no other | `moved` |
+//! | 2 UDP moves when its endpoint is gone, and stays when there is no other; it follows a destination that becomes a Service | `moved` |
 //! | 3 ready endpoints, else serving terminating ones; Cluster and Local separately | `usable` |
 //! | 4 no endpoint: refused at once; none local under Local: silence | `refused`; every answer's bytes in `frames/refusals.rs` |
 //! | 5 a port that is not there: refused; an unused address: silence | `refused`; SCTP in `frames/refusals.rs` |

@@ -1,7 +1,7 @@
 //! Tests ports of the node that lead to pods.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,13 +16,13 @@ use kni_integration::{
     manifest::network_policy,
     node::{NODE_V4, NODE_V6},
     require,
-    traffic::{NoAnswer, Servers, tcp_get, udp_ask},
+    traffic::{NoAnswer, Servers, UdpClient, tcp_get, udp_ask},
 };
 use kni_proto::kni::{PortMapping, Protocol};
 
 use super::{
     FAMILIES, PORT,
-    world::{APPLIED, World, patience},
+    world::{APPLIED, World, masquerading, patience},
 };
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -140,6 +140,31 @@ async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
     world.stage.kubelet.delete_network(&blue.id).await?;
     world.wait_for_uplink(|uplink| uplink.programs.is_empty()).await?;
     watch.assert_clean();
+    Ok(())
+}
+
+/// A pod sends to a port of its node from one socket, while a process of the node has the port and while pods have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sender_follows_the_port_to_the_pod_that_has_it() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    for (name, networks) in [("follows", Manifest::overlapping()), ("follows-nat", masquerading())] {
+        let world = World::start(name, networks, &[]).await?;
+        let client = world.stage.pod("client").await?;
+        let _process = Servers::start(&world.stage.node, "process", NODE_PORT)?;
+        let asking = FAMILIES.map(|v4| UdpClient::open(&client.inside, SocketAddr::new(node(v4)?, NODE_PORT)));
+        let asking = asking.into_iter().collect::<Result<Vec<_>>>()?;
+        asking.iter().try_for_each(|one| one.assert_answered("process"))?;
+        for pod in ["first", "second"] {
+            let udp = vec![mapping(Protocol::Udp, NODE_PORT, "")];
+            let pod = run(&world.stage, pod, &[], udp).await?;
+            let _server = Servers::start(&pod.inside, &pod.name, PORT)?;
+            let followed = asking.iter().try_for_each(|one| one.assert_answered(&pod.name));
+            followed.with_context(|| format!("{name}: pod {}", pod.name))?;
+            world.stage.kubelet.delete_network(&pod.id).await?;
+            let back = asking.iter().try_for_each(|one| one.assert_answered("process"));
+            back.with_context(|| format!("{name}: after pod {}", pod.name))?;
+        }
+    }
     Ok(())
 }
 
