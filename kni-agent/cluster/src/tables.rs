@@ -39,6 +39,8 @@ pub struct NodeRow {
     pub taints: Vec<Taint>,
     /// Whether its kubelet reports that it is ready.
     pub ready: bool,
+    /// Whether condition `NetworkUnavailable` is True.
+    pub network_unavailable: bool,
     /// Internal addresses.
     pub addresses: Vec<String>,
     /// External addresses.

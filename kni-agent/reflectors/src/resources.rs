@@ -366,11 +366,15 @@ pub fn node_row(object: Node) -> NodeRow {
         let matching = addresses.filter(|address| address.type_ == name);
         matching.map(|address| address.address.clone()).collect()
     };
-    let mut conditions = status.conditions.iter().flatten();
+    let holds = |name: &str| {
+        let mut conditions = status.conditions.iter().flatten();
+        conditions.any(|condition| condition.type_ == name && condition.status == "True")
+    };
     let resources = status.capacity.clone().unwrap_or_default().into_iter();
     NodeRow {
         uid: object.metadata.uid.unwrap_or_default(),
-        ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        ready: holds("Ready"),
+        network_unavailable: holds("NetworkUnavailable"),
         taints: object.spec.and_then(|spec| spec.taints).unwrap_or_default(),
         addresses: of_type("InternalIP"),
         external_addresses: of_type("ExternalIP"),

@@ -24,6 +24,7 @@ mod member_names;
 mod members;
 mod network_numbers;
 mod network_status;
+mod network_unavailable;
 mod networks;
 mod node_endpoints;
 mod overview;
@@ -84,6 +85,10 @@ pub(crate) fn start(
     tasks.spawn(reconcile(context.clone(), members::Members::default()));
     tasks.spawn(reconcile(context.clone(), node_endpoints::NodeEndpoints::default()));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
+    tasks.spawn(reconcile(
+        context.clone(),
+        network_unavailable::NetworkUnavailable::default(),
+    ));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks
 }

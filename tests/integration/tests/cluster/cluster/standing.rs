@@ -1,13 +1,17 @@
-//! Tests conditions of networks and policies, and the deletion of a network that is in use.
+//! Tests conditions of networks, policies and nodes, and the deletion of a network that is in use.
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kni_api::{ConditionStatus, EgressPolicy, NodeNetwork, PodNetwork};
 use kni_integration::{
     Cluster,
     cluster::{deployed, objects, patience},
     require, wait,
 };
-use kube::{Api, api::DeleteParams};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
 use serde_json::json;
 
 use super::scene::{assert_reached, network_object, serve, tenants, wait_for_condition};
@@ -80,6 +84,53 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     })
     .await
     .map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn network_unavailable_is_cleared_where_the_agent_is_ready() -> Result<()> {
+    require!(waiting, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-node-condition", 2).await?;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    // A cloud provider has made this one, and it has no agent yet.
+    let bare = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "bare" } });
+    nodes
+        .create(&PostParams::default(), &serde_json::from_value(bare)?)
+        .await?;
+    set_condition(&nodes, "bare", "Ready").await?;
+    for node in ["bare", "node1"] {
+        set_condition(&nodes, node, "NetworkUnavailable").await?;
+    }
+    wait::until("the condition of node1 is cleared", patience(), async || {
+        let found = condition(&nodes, "node1", "NetworkUnavailable").await?;
+        let found = found.context("no condition")?;
+        Ok(found.status == "False" && found.reason.as_deref() == Some("KniIsReady"))
+    })
+    .await?;
+    let ready = condition(&nodes, "node1", "Ready").await?.context("no condition")?;
+    ensure!(ready.status == "True", "the conditions of others stay: {ready:?}");
+    let bare = condition(&nodes, "bare", "NetworkUnavailable").await?;
+    let bare = bare.context("no condition")?;
+    ensure!(bare.status == "True", "no agent, and {bare:?}");
+    let none = condition(&nodes, "node2", "NetworkUnavailable").await?;
+    ensure!(none.is_none(), "nothing to clear, and {none:?}");
+    Ok(())
+}
+
+/// Sets a condition of a node to True, among its others.
+async fn set_condition(nodes: &Api<Node>, node: &str, kind: &str) -> Result<()> {
+    let condition = json!({
+        "type": kind, "status": "True", "reason": "NoRouteCreated", "message": "Node created without a route",
+        "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
+    nodes.patch_status(node, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+async fn condition(nodes: &Api<Node>, node: &str, kind: &str) -> Result<Option<NodeCondition>> {
+    let status = nodes.get(node).await?.status.context("no status")?;
+    let mut conditions = status.conditions.into_iter().flatten();
+    Ok(conditions.find(|condition| condition.type_ == kind))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

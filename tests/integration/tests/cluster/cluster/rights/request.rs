@@ -14,6 +14,8 @@ pub(super) enum Verb {
     Update,
     /// A merge patch.
     Patch,
+    /// A strategic merge patch, which knows the keys of lists.
+    Strategic,
     /// Server-side apply.
     Apply,
     Delete,
@@ -58,6 +60,7 @@ impl Request {
             Verb::Create => ("POST", "application/json"),
             Verb::Update => ("PUT", "application/json"),
             Verb::Patch => ("PATCH", "application/merge-patch+json"),
+            Verb::Strategic => ("PATCH", "application/strategic-merge-patch+json"),
             Verb::Apply => ("PATCH", "application/apply-patch+yaml"),
             Verb::Delete => ("DELETE", "application/json"),
         };

@@ -109,6 +109,11 @@ fn attachment(name: &str) -> Value {
     })
 }
 
+fn node_condition(kind: &str, status: &str) -> Request {
+    let body = json!({ "status": { "conditions": [{ "type": kind, "status": status }] } });
+    Request::new(Verb::Strategic, "/api/v1/nodes/node2/status", body)
+}
+
 fn token_of(node: &str) -> Request {
     let body = json!({
         "apiVersion": "authentication.k8s.io/v1",
@@ -483,6 +488,10 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     "/api/v1/nodes/node2/status",
                     json!({ "status": { "conditions": [] } }),
                 ),
+                node_condition("Ready", "False"),
+                node_condition("NetworkUnavailable", "True"),
+                // It may only change one that there is.
+                node_condition("NetworkUnavailable", "False"),
                 Request::new(
                     Verb::Patch,
                     "/api/v1/nodes/node2/status",
