@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -9,6 +10,8 @@ use std::{
 use ipnet::IpNet;
 use kni_model::{NetworkName, view::NetworkView};
 use tokio::sync::{Notify, futures::Notified};
+
+use super::tables::Tables;
 
 /// Blocks by network, in order.
 pub type HeldBlocks = BTreeMap<NetworkName, BTreeSet<IpNet>>;
@@ -152,6 +155,18 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// The block of another node that an address of a network is in: its name, and the node. `None` also where the agent
+/// does not know the blocks of other nodes in the network.
+pub fn block_with<'a>(tables: &'a Tables, network: &NetworkName, address: IpAddr) -> Option<(&'a str, &'a str)> {
+    let uid = tables.networks.get("", network.as_str())?.metadata.uid.as_deref();
+    let mut blocks = tables.other_blocks.of_network(network.as_str());
+    let (key, block) = blocks.find(|(_, block)| {
+        let range: Option<IpNet> = block.spec.cidr.parse().ok();
+        Some(block.spec.network_uid.as_str()) == uid && range.is_some_and(|range| range.contains(&address))
+    })?;
+    Some((&key.name, &block.spec.node_name))
+}
+
 /// Whether the node has fewer than `count` free addresses of a family that the network has.
 pub fn needs_blocks(view: &NetworkView, count: u32) -> bool {
     let spec = &view.network.spec;
@@ -161,4 +176,43 @@ pub fn needs_blocks(view: &NetworkView, count: u32) -> bool {
         && families
             .iter()
             .any(|(ipv4, usage)| has(*ipv4) && usage.free < count.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Key;
+
+    #[test]
+    fn an_address_is_found_in_the_block_of_its_network() {
+        let mut tables = Tables::default();
+        let network = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red", "uid": "u" },
+            "spec": { "subnets": ["10.0.0.0/16"] },
+        });
+        let network = serde_json::from_value(network).unwrap();
+        tables.networks.put(Key::new("", "red"), Some(Arc::new(network)));
+        for (name, of, uid, cidr) in [
+            ("red.here", "red", "u", "10.0.0.64/26"),
+            ("red.earlier", "red", "gone", "10.0.0.128/26"),
+            ("blue.there", "blue", "u", "10.0.0.192/26"),
+        ] {
+            let block = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "AddressBlock", "metadata": { "name": name },
+                "spec": { "network": of, "networkUID": uid, "cidr": cidr, "nodeName": "n2", "nodeUID": "n" },
+            });
+            let block = serde_json::from_value(block).unwrap();
+            tables.other_blocks.put(Key::new("", name), Some(Arc::new(block)));
+        }
+        let find = |network: &str, address: &str| {
+            block_with(&tables, &network.parse().unwrap(), address.parse().unwrap())
+        };
+        assert_eq!(find("red", "10.0.0.70"), Some(("red.here", "n2")));
+        for address in ["10.0.0.1", "10.0.0.130", "10.0.0.200", "fd00::1"] {
+            assert_eq!(find("red", address), None, "{address}");
+        }
+        assert_eq!(find("blue", "10.0.0.200"), None, "a network without an object");
+    }
 }

@@ -14,7 +14,7 @@ mod policy_row;
 mod table;
 mod tables;
 
-pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, needs_blocks};
+pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, block_with, needs_blocks};
 pub use cache::ClusterCache;
 pub use networks::{Networks, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};

@@ -13,6 +13,8 @@ use kni_cluster::joining;
 use self::work::Work;
 use super::{Cluster, rights::NOT_AUTHORIZED};
 
+/// Reason of the event about a fixed address that another node has.
+const ADDRESS_ELSEWHERE: &str = "AddressElsewhere";
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(2);
 /// Changes that arrive within this time are processed together.
@@ -86,11 +88,10 @@ impl Cluster {
             Step::Make(request) => {
                 let (id, pod) = (request.sandbox.clone(), request.pod.clone());
                 let made = self.attacher.attach_complete(*request).await;
-                if let Err(error) = &made
-                    && let ErrorKind::NotAuthorized(refusal) = error.kind()
-                {
-                    let note = format!("an additional interface is refused: {refusal}");
-                    self.events.warn_pod(&pod, NOT_AUTHORIZED, "Join", &note);
+                let reason = made.as_ref().err().and_then(|error| event_reason(error.kind()));
+                if let (Err(error), Some(reason)) = (&made, reason) {
+                    let note = format!("an additional interface is refused: {}", error.kind());
+                    self.events.warn_pod(&pod, reason, "Join", &note);
                 }
                 made.map_err(|error| error.to_string())?;
                 tracing::info!(%pod, sandbox = %id, "an additional interface was added");
@@ -173,4 +174,15 @@ fn matches_request(child: &Sandbox, request: &AttachRequest) -> bool {
             .ips
             .iter()
             .all(|ip| attachment.addresses().any(|address| address == *ip))
+}
+
+/// The reason of the pod's event about an interface that the pod's owner has to change something for.
+const fn event_reason(kind: &ErrorKind) -> Option<&'static str> {
+    if matches!(kind, ErrorKind::NotAuthorized(_)) {
+        Some(NOT_AUTHORIZED)
+    } else if matches!(kind, ErrorKind::AddressElsewhere { .. }) {
+        Some(ADDRESS_ELSEWHERE)
+    } else {
+        None
+    }
 }

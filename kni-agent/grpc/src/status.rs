@@ -22,6 +22,7 @@ fn code(kind: &ErrorKind) -> Code {
         ErrorKind::UnknownNetwork(_) | ErrorKind::NetnsNotFound(_) => Code::NotFound,
         ErrorKind::InvalidSelection(_)
         | ErrorKind::InvalidField { .. }
+        | ErrorKind::AddressElsewhere { .. }
         | ErrorKind::AddressUnavailable { in_use: false, .. } => Code::InvalidArgument,
         ErrorKind::NoDefaultNetwork | ErrorKind::NetworkDisabled(_) | ErrorKind::Provider { retryable: false, .. } => {
             Code::FailedPrecondition

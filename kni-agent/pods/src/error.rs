@@ -1,6 +1,6 @@
 //! Errors of the service: the pod and sandbox concerned, and the cause. The gRPC services map each cause to one code.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, net::IpAddr, path::PathBuf, time::Duration};
 
 use kni_enforcement::SyncError;
 use kni_model::{AccessRefusal, AttachRequest, NetworkName, PodRef, Sandbox, SelectionError, error_chain};
@@ -20,6 +20,20 @@ impl AttachError {
         &self.kind
     }
 
+    /// Names the node that has the address which is in no block of this one.
+    pub(crate) fn with_holder(mut self, find: impl FnOnce(&NetworkName, IpAddr) -> Option<Holder>) -> Self {
+        if let ErrorKind::AddressElsewhere {
+            network,
+            address,
+            holder,
+            ..
+        } = &mut self.kind
+        {
+            *holder = find(network, *address);
+        }
+        self
+    }
+
     /// Names the pod and sandbox in an error that names none.
     pub(crate) fn about(self, subject: &Subject) -> Self {
         if self.subject == Subject::node() {
@@ -27,6 +41,22 @@ impl AttachError {
         } else {
             self
         }
+    }
+}
+
+/// The address block that another node has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Name of the `AddressBlock`.
+    pub block: String,
+    /// The node.
+    pub node: String,
+}
+
+fn block_of(holder: Option<&Holder>) -> String {
+    match holder {
+        Some(Holder { block, node }) => format!("node {node} has it by AddressBlock {block}"),
+        None => "another node has its block, or may claim it".to_owned(),
     }
 }
 
@@ -82,6 +112,21 @@ pub enum ErrorKind {
         reason: String,
         /// Whether another attachment has it (otherwise the network can never assign it).
         in_use: bool,
+    },
+    /// A requested address is in no address block of this node.
+    #[error(
+        "network {network}: {field}: address {address} is in no address block of this node: {}; a fixed address works \
+         only on the node that has its block (see kubectl get addressblocks)", block_of(holder.as_ref())
+    )]
+    AddressElsewhere {
+        /// The network.
+        network: NetworkName,
+        /// The address.
+        address: IpAddr,
+        /// Where the pod asks for it.
+        field: &'static str,
+        /// The block that it is in; `None` if the node knows none.
+        holder: Option<Holder>,
     },
     /// All endpoint numbers of the node are in use.
     #[error("all {capacity} endpoints of the node are in use")]
@@ -280,6 +325,32 @@ mod tests {
             (Subject { pod, sandbox }, "pod shop/web, sandbox abc: cannot"),
         ] {
             assert_eq!(subject.conflict("cannot").to_string(), text);
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_node_is_an_error_that_names_it() {
+        let error = || {
+            Subject::pod(PodRef::named("shop", "web")).error(ErrorKind::AddressElsewhere {
+                network: "red".parse().unwrap(),
+                address: IpAddr::from([10, 0, 0, 9]),
+                field: "kni.dev/ips",
+                holder: None,
+            })
+        };
+        let holder = Holder {
+            block: "red.v4-10-0-0-0-26".to_owned(),
+            node: "n2".to_owned(),
+        };
+        for (holder, named) in [
+            (Some(holder), "node n2 has it by AddressBlock red.v4-10-0-0-0-26"),
+            (None, "another node has its block, or may claim it"),
+        ] {
+            let expected = format!(
+                "pod shop/web: network red: kni.dev/ips: address 10.0.0.9 is in no address block of this node: {named}; \
+                 a fixed address works only on the node that has its block (see kubectl get addressblocks)"
+            );
+            assert_eq!(error().with_holder(|_, _| holder).to_string(), expected);
         }
     }
 }

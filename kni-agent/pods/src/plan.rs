@@ -19,6 +19,8 @@ pub(crate) struct PlannedInterface {
     /// The definition of another tool by which the pod named the network.
     pub(crate) definition: Option<String>,
     pub(crate) ips: Vec<IpAddr>,
+    /// Where the pod asks for `ips`, for errors.
+    pub(crate) ips_field: &'static str,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) default_route: bool,
 }
@@ -49,6 +51,7 @@ pub(crate) fn plan(
                 .as_ref()
                 .and_then(|named| named.definition.clone()),
             ips: request.primary.ips.clone(),
+            ips_field: primary_ips_field(request),
             mac: request.primary.mac,
             default_route: wants_default_route(request) && !extra_takes_default,
         });
@@ -78,11 +81,27 @@ pub(crate) fn plan(
             network,
             definition: definition.clone(),
             ips: ips.clone(),
+            ips_field: "ips in k8s.v1.cni.cncf.io/networks",
             mac: *mac,
             default_route: *default_route,
         });
     }
     Ok(planned)
+}
+
+/// Where the addresses of the first interface come from.
+fn primary_ips_field(request: &AttachRequest) -> &'static str {
+    let primary = &request.primary;
+    let selected = primary.selection.as_ref().map(|selection| &selection.ips);
+    if request.parent.is_some() {
+        "spec.addresses of the PodNetworkAttachment"
+    } else if selected == Some(&primary.ips) {
+        "ips in v1.multus-cni.io/default-network"
+    } else if request.cni.is_some() {
+        "kni.dev/ips, or ips of the runtime"
+    } else {
+        "kni.dev/ips"
+    }
 }
 
 /// An interface that a CNI plugin adds beside the pod's primary one does not take over the default routes.
@@ -259,5 +278,23 @@ pub(crate) mod tests {
         none.remove(&"main".parse().unwrap());
         let none = plan(&request(None, &[]), &none).unwrap_err();
         assert!(matches!(none.kind(), ErrorKind::NoDefaultNetwork));
+    }
+
+    #[test]
+    fn each_interface_knows_where_its_addresses_are_asked_for() {
+        let address = vec![IpAddr::from([10, 0, 0, 9])];
+        let fields = |request: &AttachRequest| -> Vec<&str> {
+            let planned = plan(request, &networks()).unwrap();
+            planned.iter().map(|interface| interface.ips_field).collect()
+        };
+        let mut asking = request(Some("blue"), &[("main", false)]);
+        asking.primary.ips.clone_from(&address);
+        assert_eq!(fields(&asking), ["kni.dev/ips", "ips in k8s.v1.cni.cncf.io/networks"]);
+        let mut selection = asking.networks.remove(0);
+        selection.ips = address;
+        asking.primary.selection = Some(selection);
+        assert_eq!(fields(&asking), ["ips in v1.multus-cni.io/default-network"]);
+        asking.parent = Some("p".parse().unwrap());
+        assert_eq!(fields(&asking), ["spec.addresses of the PodNetworkAttachment"]);
     }
 }

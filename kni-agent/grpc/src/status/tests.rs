@@ -47,9 +47,10 @@ fn position(kind: &ErrorKind) -> usize {
         ErrorKind::Gate(GateError::Egress(_)) => 21,
         ErrorKind::NotAuthorized(_) => 22,
         ErrorKind::Unwritable(_) => 23,
+        ErrorKind::AddressElsewhere { .. } => 24,
     }
 }
-const KINDS: usize = 24;
+const KINDS: usize = 25;
 
 fn network() -> NetworkName {
     "blue".parse().unwrap()
@@ -82,7 +83,17 @@ fn requested() -> Vec<(ErrorKind, Code)> {
         (field, Code::InvalidArgument),
         (unavailable(true), Code::AlreadyExists),
         (unavailable(false), Code::InvalidArgument),
+        (elsewhere(), Code::InvalidArgument),
     ]
+}
+
+fn elsewhere() -> ErrorKind {
+    ErrorKind::AddressElsewhere {
+        network: network(),
+        address: std::net::Ipv4Addr::new(10, 0, 0, 9).into(),
+        field: "kni.dev/ips",
+        holder: None,
+    }
 }
 
 fn unavailable(in_use: bool) -> ErrorKind {

@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kni_cluster::{ClusterCache, Networks};
+use kni_cluster::{ClusterCache, Networks, block_with};
 use kni_model::{
     AccessRefusal, AttachRequest, CniAttachment, Home, IfName, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId,
     error_chain,
@@ -17,7 +18,7 @@ use kni_model::{
 
 use super::Sandboxes;
 use crate::{
-    error::{AttachError, ErrorKind, Subject},
+    error::{AttachError, ErrorKind, Holder, Subject},
     plan::PlannedInterface,
     registry::State,
 };
@@ -118,6 +119,17 @@ impl Namespaces {
     /// Replaces the namespaces of the manifests.
     pub(crate) fn set(&self, namespaces: BTreeMap<String, Labels>) {
         *self.manifests.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(namespaces);
+    }
+
+    /// The block of another node with an address, as far as this one knows. Reads the caches: the state must not be
+    /// locked.
+    pub(super) fn holder(&self, network: &NetworkName, address: IpAddr) -> Option<Holder> {
+        let tables = self.cluster.as_ref()?.tables();
+        let (block, node) = block_with(&tables, network, address)?;
+        Some(Holder {
+            block: block.to_owned(),
+            node: node.to_owned(),
+        })
     }
 
     /// `None`: the namespace is not in the cluster's cache. Without a cluster, a namespace without a manifest has the

@@ -101,7 +101,10 @@ impl Sandboxes {
                     continue;
                 }
             }
-            let sandbox = reserved.map_err(|error| error.about(subject))?;
+            let sandbox = reserved.map_err(|error| {
+                let found = |network: &_, address| self.access.holder(network, address);
+                error.about(subject).with_holder(found)
+            })?;
             return Ok(Begun::Reserved(Box::new(sandbox), offers));
         }
     }

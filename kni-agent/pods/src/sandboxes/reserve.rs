@@ -4,7 +4,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use kni_ipam::{IpamError, Lease};
+use kni_ipam::{IpamError, Lease, LeaseError};
 use kni_model::{Attachment, Bandwidth, InterfaceKind, NetworkSpec, Phase, Sandbox};
 use kni_store::{Change, NamespaceRecord};
 
@@ -113,7 +113,7 @@ impl Reserved<'_, '_> {
         let Lease { ipv4, ipv6 } = if kind.is_leased() {
             let owner = lease_owner(&request.pod, &request.sandbox);
             let lease = self.state.ipam.lease(&spec.name, &owner, &plan.ips, since_boot());
-            lease.map_err(|error| ipam_error(subject, error))?
+            lease.map_err(|error| ipam_error(subject, plan.ips_field, error))?
         } else {
             Lease { ipv4: None, ipv6: None }
         };
@@ -169,7 +169,7 @@ fn reached(spec: &NetworkSpec, ipv4: bool, ipv6: bool) -> Vec<IpNet> {
         .collect()
 }
 
-fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
+fn ipam_error(subject: &Subject, field: &'static str, error: IpamError) -> AttachError {
     let reason = error.to_string();
     subject.error(match error {
         IpamError::UnknownNetwork { network } => ErrorKind::UnknownNetwork(network),
@@ -189,6 +189,16 @@ fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
                 in_use: true,
             }
         }
+        IpamError::AddressNotInNetwork {
+            network,
+            address,
+            reason: LeaseError::OtherNode,
+        } => ErrorKind::AddressElsewhere {
+            network,
+            address,
+            field,
+            holder: None,
+        },
         IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
             ErrorKind::AddressUnavailable {
                 network,
@@ -204,6 +214,7 @@ mod tests {
     use std::time::Duration;
 
     use futures::FutureExt as _;
+    use kni_model::NetworkName;
     use kni_netlink::Netns;
     use kni_store::Store;
     use tokio::sync::Notify;
@@ -228,6 +239,7 @@ mod tests {
             network: known.network,
             definition: None,
             ips: vec![address],
+            ips_field: "kni.dev/ips",
             mac: None,
             default_route: true,
         };
@@ -249,5 +261,25 @@ mod tests {
         assert!(is_notified(&registry.reaper) && is_notified(&registry.awaited));
         let another = state.ipam.lease(&name, "another pod", &[address], Duration::ZERO);
         assert_eq!(another.unwrap().ipv4.map(IpAddr::V4), Some(address));
+    }
+
+    #[test]
+    fn an_address_outside_the_blocks_of_the_node_is_refused_with_its_field() {
+        let network: NetworkName = "red".parse().unwrap();
+        let of = |reason| IpamError::AddressNotInNetwork {
+            network: network.clone(),
+            address: IpAddr::from([10, 0, 0, 9]),
+            reason,
+        };
+        let elsewhere = ipam_error(&Subject::node(), "kni.dev/ips", of(LeaseError::OtherNode));
+        assert!(matches!(
+            elsewhere.kind(),
+            ErrorKind::AddressElsewhere { field: "kni.dev/ips", holder: None, .. }
+        ));
+        let never = ipam_error(&Subject::node(), "kni.dev/ips", of(LeaseError::Gateway));
+        assert!(matches!(
+            never.kind(),
+            ErrorKind::AddressUnavailable { in_use: false, .. }
+        ));
     }
 }

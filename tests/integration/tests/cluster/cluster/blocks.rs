@@ -68,6 +68,7 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
         "{idle} needs none: {taken:?}"
     );
 
+    an_address_of_another_node_is_refused(&cluster).await?;
     let late = restored(&mut cluster, &running).await?;
     compared_at_the_start(&mut cluster).await?;
     cluster
@@ -234,4 +235,40 @@ async fn blocks(cluster: &Cluster) -> Result<Vec<(IpNet, String)>> {
     parsed
         .map(|object| Ok((object.spec.cidr.parse()?, object.spec.node_name)))
         .collect()
+}
+
+/// A pod on node3 asks for a free address of a block of node1. Control: a pod on node1 gets it.
+async fn an_address_of_another_node_is_refused(cluster: &Cluster) -> Result<()> {
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    let all = api.list(&ListParams::default()).await?;
+    let mut own = all.items.into_iter().filter(|block| {
+        block.spec.network == "crowd" && block.spec.node_name == "node1" && !block.spec.cidr.contains(':')
+    });
+    let pods = cluster.all_running();
+    let is_used = |address: &IpAddr| pods.values().any(|pod| pod.ip(true) == Some(*address));
+    let free = own.find_map(|block| {
+        let range: IpNet = block.spec.cidr.parse().ok()?;
+        // The first one may be the gateway.
+        let address = range.hosts().skip(1).find(|address| !is_used(address))?;
+        Some((block.name_any(), address))
+    });
+    let (block, address) = free.context("node1 has no free address")?;
+    let asking = json!({ "annotations": { "kni.dev/ips": address.to_string() } });
+    cluster
+        .create_pods(&[objects::pod_with("crowd", "elsewhere", "node3", &asking)])
+        .await?;
+    wait::until("the error names the node that has the address", patience(), async || {
+        let refusals = cluster.nodes[2].kubelet.refusals();
+        let named = format!("kni.dev/ips: address {address} is in no address block of this node: node node1 has it by \
+                             AddressBlock {block};");
+        let mut ours = refusals.iter().filter(|refusal| refusal.pod == "crowd/elsewhere");
+        Ok(ours.any(|refusal| refusal.message.contains(&named)))
+    })
+    .await
+    .with_context(|| cluster.refusals())?;
+    cluster.remove("crowd", &["elsewhere"]).await?;
+    let here = objects::pod_with("crowd", "here", "node1", &asking);
+    let here = cluster.run(&[here]).await?;
+    ensure!(here[0].ip(true) == Some(address), "{:?}", here[0].ip(true));
+    cluster.remove("crowd", &["here"]).await
 }
