@@ -20,6 +20,10 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<InterfaceName>")]
     pub parent: Option<String>,
+    /// Macvlan: whether the parent may be an interface that the node itself uses, with a default route or an address of
+    /// the node. Frames of the pods pass none of the node's programs there: they can be forged packets between nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_uplink: Option<bool>,
     /// Macvlan: who reaches whom. Absent: Bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<MacvlanModeSpec>,

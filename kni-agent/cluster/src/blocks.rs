@@ -206,9 +206,8 @@ mod tests {
             let block = serde_json::from_value(block).unwrap();
             tables.other_blocks.put(Key::new("", name), Some(Arc::new(block)));
         }
-        let find = |network: &str, address: &str| {
-            block_with(&tables, &network.parse().unwrap(), address.parse().unwrap())
-        };
+        let find =
+            |network: &str, address: &str| block_with(&tables, &network.parse().unwrap(), address.parse().unwrap());
         assert_eq!(find("red", "10.0.0.70"), Some(("red.here", "n2")));
         for address in ["10.0.0.1", "10.0.0.130", "10.0.0.200", "fd00::1"] {
             assert_eq!(find("red", address), None, "{address}");

@@ -45,8 +45,9 @@ pub(super) fn fewest_subnets(spec: &PodNetworkSpec) -> usize {
 
 fn refuse_parameters_of_others(given: &ProviderSpec) -> Result<(), FieldError> {
     use ProviderType::{Cni, HostDevice, Macvlan, Tap};
-    let parameters: [(&str, bool, &[ProviderType]); 9] = [
+    let parameters: [(&str, bool, &[ProviderType]); 10] = [
         ("parent", given.parent.is_some(), &[Macvlan]),
+        ("allowUplink", given.allow_uplink.is_some(), &[Macvlan]),
         ("mode", given.mode.is_some(), &[Macvlan]),
         ("devices", !given.devices.is_empty(), &[HostDevice]),
         ("gateways", !given.gateways.is_empty(), &[Macvlan, HostDevice]),
@@ -111,6 +112,7 @@ fn macvlan(given: &ProviderSpec, subnets: &[IpNet]) -> Result<Macvlan, FieldErro
             Some(MacvlanModeSpec::Vepa) => MacvlanMode::Vepa,
             Some(MacvlanModeSpec::Passthru) => MacvlanMode::Passthru,
         },
+        allow_uplink: given.allow_uplink.unwrap_or(false),
         gateways: gateways(given, subnets)?,
     })
 }
@@ -227,6 +229,7 @@ mod tests {
             panic!("not a macvlan");
         };
         assert_eq!((macvlan.parent.as_str(), macvlan.mode), ("eth1", MacvlanMode::Bridge));
+        assert!(!macvlan.allow_uplink, "not unless the network permits it");
         assert_eq!(macvlan.gateways.len(), 1);
         let Provider::HostDevice(devices) = provider(r#"{"type":"HostDevice","devices":["a","b"]}"#) else {
             panic!("not host devices");
@@ -260,8 +263,13 @@ mod tests {
     }
 
     /// A spec, the field in the error, and a part of the reason.
-    const MEANINGLESS: [(&str, &str, &str); 15] = [
+    const MEANINGLESS: [(&str, &str, &str); 16] = [
         (r#"{"provider":{"type":"Macvlan"}}"#, "spec.provider.parent", "missing"),
+        (
+            r#"{"provider":{"type":"Tap","allowUplink":true}}"#,
+            "spec.provider.allowUplink",
+            "Macvlan only",
+        ),
         (
             r#"{"provider":{"type":"Macvlan","parent":"a/b"}}"#,
             "spec.provider.parent",

@@ -28,6 +28,8 @@ pub enum Provider {
 pub struct Macvlan {
     /// Interface of the node that the pods share.
     pub parent: IfName,
+    /// Whether the node itself may use the parent.
+    pub allow_uplink: bool,
     /// The connectivity between pods.
     pub mode: MacvlanMode,
     /// Gateways of the link, at most one per family, inside the subnets.

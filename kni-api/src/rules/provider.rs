@@ -5,8 +5,9 @@ use kube::core::Rule;
 use super::{rule, rule_at};
 
 /// Parameters and the types that they are for.
-const PARAMETERS: [(&str, &[&str]); 9] = [
+const PARAMETERS: [(&str, &[&str]); 10] = [
     ("parent", &["Macvlan"]),
+    ("allowUplink", &["Macvlan"]),
     ("mode", &["Macvlan"]),
     ("devices", &["HostDevice"]),
     ("gateways", &["Macvlan", "HostDevice"]),

@@ -87,6 +87,11 @@ async fn refuse_used(kernel: &Kernel, link: &Link) -> Result<(), DeviceRefusal> 
     if let Some(controller) = link.controller {
         return Err(DeviceRefusal::Controlled(controller));
     }
+    refuse_uplink(kernel, link).await
+}
+
+/// Refuses interfaces through which the node itself communicates.
+pub(super) async fn refuse_uplink(kernel: &Kernel, link: &Link) -> Result<(), DeviceRefusal> {
     let routes = kernel.netlink.list_default_routes().await?;
     if routes.iter().any(|route| route.ifindex == link.ifindex) {
         return Err(DeviceRefusal::DefaultRoute);

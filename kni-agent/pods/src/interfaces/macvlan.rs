@@ -1,9 +1,9 @@
 //! Makes macvlan interfaces: pods on the link of an interface of the node.
 
 use kni_model::{Attachment, provider::Macvlan};
-use kni_netlink::{self as netlink, MacvlanSpec};
+use kni_netlink::{self as netlink, Link, MacvlanSpec};
 
-use super::{context::Build, plain};
+use super::{context::Build, device::refuse_uplink, offers::DeviceRefusal, plain};
 use crate::{error::AttachError, kernel::Kernel};
 
 pub(super) async fn make(
@@ -25,6 +25,18 @@ pub(super) async fn make(
     if netlink::own::is_our_link(&parent.name, parent.alias.as_deref()) {
         let reason = format!("parent {} is a pod's interface", macvlan.parent);
         return Err(build.refused(attachment, reason, false));
+    }
+    if !macvlan.allow_uplink {
+        let refused = refuse_node_use(kernel, &parent).await;
+        refused.map_err(|refusal| {
+            let reason = format!(
+                "parent {} {refusal}: frames of pods there bypass the node's programs (spec.provider.allowUplink: true \
+                 permits it)",
+                parent.name
+            );
+            let is_transient = matches!(refusal, DeviceRefusal::Netlink(_));
+            build.refused(attachment, reason, is_transient)
+        })?;
     }
     if attachment.mtu > parent.mtu {
         let reason = format!(
@@ -54,4 +66,13 @@ pub(super) async fn make(
     attachment.ifindex = link.ifindex;
     attachment.mac = link.mac.unwrap_or(attachment.mac);
     plain::configure(build, attachment, &inside).await
+}
+
+/// Refuses parents whose frames may be those of the node. The kernel puts a macvlan interface on a macvlan interface on
+/// the interface below, whichever that is.
+async fn refuse_node_use(kernel: &Kernel, parent: &Link) -> Result<(), DeviceRefusal> {
+    if matches!(parent.kind.as_deref(), Some("macvlan" | "macvtap")) {
+        return Err(DeviceRefusal::Stacked);
+    }
+    refuse_uplink(kernel, parent).await
 }

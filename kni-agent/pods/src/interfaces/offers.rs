@@ -29,6 +29,8 @@ pub(crate) enum DeviceRefusal {
     Returning,
     #[error("is part of another interface (#{0})")]
     Controlled(u32),
+    #[error("is a macvlan interface of another one")]
+    Stacked,
     #[error("has a default route of the node")]
     DefaultRoute,
     #[error("has the node's address {0}")]

@@ -274,7 +274,11 @@ mod tests {
         let elsewhere = ipam_error(&Subject::node(), "kni.dev/ips", of(LeaseError::OtherNode));
         assert!(matches!(
             elsewhere.kind(),
-            ErrorKind::AddressElsewhere { field: "kni.dev/ips", holder: None, .. }
+            ErrorKind::AddressElsewhere {
+                field: "kni.dev/ips",
+                holder: None,
+                ..
+            }
         ));
         let never = ipam_error(&Subject::node(), "kni.dev/ips", of(LeaseError::Gateway));
         assert!(matches!(

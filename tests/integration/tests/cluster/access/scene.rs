@@ -116,7 +116,10 @@ fn provided() -> Vec<Value> {
     };
     vec![
         of("vm", &json!({ "type": "Tap" })),
-        of("lan", &json!({ "type": "Macvlan", "parent": "uplink0" })),
+        of(
+            "lan",
+            &json!({ "type": "Macvlan", "parent": "uplink0", "allowUplink": true }),
+        ),
         of("nic", &json!({ "type": "HostDevice", "devices": ["nic0"] })),
         of("chain", &json!({ "type": "CNI", "confName": "chain" })),
     ]

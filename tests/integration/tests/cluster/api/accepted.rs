@@ -43,7 +43,7 @@ const EDGES: &[(&str, &str)] = &[
     ),
     (
         "PodNetwork",
-        "{provider: {type: Macvlan, parent: eth1.7, mode: Passthru}, access: {namespaces: {from: None}}}",
+        "{provider: {type: Macvlan, parent: eth1.7, allowUplink: true, mode: Passthru}, access: {namespaces: {from: None}}}",
     ),
     (
         "PodNetwork",

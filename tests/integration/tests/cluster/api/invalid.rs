@@ -292,6 +292,12 @@ pub(crate) const INVALID: &[Invalid] = &[
     ),
     (
         NETWORK,
+        "allowUplink for another",
+        "{provider: {type: Tap, allowUplink: true}}",
+        &["spec.provider.allowUplink", "with type Macvlan only: remove it"],
+    ),
+    (
+        NETWORK,
         "mode for another",
         "{provider: {type: Tap, mode: Bridge}}",
         &["spec.provider.mode", "with type Macvlan only: remove it"],

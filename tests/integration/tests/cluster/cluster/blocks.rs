@@ -257,13 +257,19 @@ async fn an_address_of_another_node_is_refused(cluster: &Cluster) -> Result<()> 
     cluster
         .create_pods(&[objects::pod_with("crowd", "elsewhere", "node3", &asking)])
         .await?;
-    wait::until("the error names the node that has the address", patience(), async || {
-        let refusals = cluster.nodes[2].kubelet.refusals();
-        let named = format!("kni.dev/ips: address {address} is in no address block of this node: node node1 has it by \
-                             AddressBlock {block};");
-        let mut ours = refusals.iter().filter(|refusal| refusal.pod == "crowd/elsewhere");
-        Ok(ours.any(|refusal| refusal.message.contains(&named)))
-    })
+    wait::until(
+        "the error names the node that has the address",
+        patience(),
+        async || {
+            let refusals = cluster.nodes[2].kubelet.refusals();
+            let named = format!(
+                "kni.dev/ips: address {address} is in no address block of this node: node node1 has it by \
+                             AddressBlock {block};"
+            );
+            let mut ours = refusals.iter().filter(|refusal| refusal.pod == "crowd/elsewhere");
+            Ok(ours.any(|refusal| refusal.message.contains(&named)))
+        },
+    )
     .await
     .with_context(|| cluster.refusals())?;
     cluster.remove("crowd", &["elsewhere"]).await?;

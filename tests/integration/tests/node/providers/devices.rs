@@ -134,7 +134,12 @@ async fn what_the_node_uses_is_not_lent_and_what_cannot_be_is_told() -> Result<(
     manifests.extend([
         network("up", "provider: { type: HostDevice, devices: [uplink0] }"),
         network("missing", "provider: { type: Macvlan, parent: nowhere0 }"),
-        network("large", "provider: { type: Macvlan, parent: uplink0 }").spec("mtu: 9000"),
+        network(
+            "large",
+            "provider: { type: Macvlan, parent: uplink0, allowUplink: true }",
+        )
+        .spec("mtu: 9000"),
+        network("wire", "provider: { type: Macvlan, parent: uplink0 }"),
     ]);
     let stage = Watched::with("refused", scene::options(manifests)).await?;
     let before = scene::picture(&stage).await?;
@@ -142,6 +147,11 @@ async fn what_the_node_uses_is_not_lent_and_what_cannot_be_is_told() -> Result<(
         ("up", "device uplink0 has a default route of the node"),
         ("nic", "device nic0 does not exist on the node"),
         ("missing", "parent nowhere0 does not exist on the node"),
+        (
+            "wire",
+            "network wire: parent uplink0 has a default route of the node: frames of pods there bypass the node's programs \
+             (spec.provider.allowUplink: true permits it)",
+        ),
         ("large", "spec.mtu 9000 is above the 1500 of parent uplink0"),
         ("bridged", "configuration \"chain\" is not in /run/cni/net.d"),
     ] {

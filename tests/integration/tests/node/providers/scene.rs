@@ -29,7 +29,7 @@ pub(crate) const WIRE_V6: &str = "2001:db8:200::1";
 pub(crate) fn networks() -> Vec<Manifest> {
     let lan = Manifest::network("lan", &["198.51.100.0/24", "2001:db8:100::/64"])
         .spec("excludeSubnets: [198.51.100.2/32, \"2001:db8:100::2/128\"]")
-        .spec("provider: { type: Macvlan, parent: uplink0 }");
+        .spec("provider: { type: Macvlan, parent: uplink0, allowUplink: true }");
     let nic = Manifest::network("nic", &["192.0.2.0/24", "2001:db8:200::/64"])
         .spec("mtu: 1380")
         .spec("provider: { type: HostDevice, devices: [nic0] }");
