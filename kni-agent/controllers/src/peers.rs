@@ -192,6 +192,7 @@ fn interface(
         ifname,
         network_id,
         network: network.clone(),
+        definition: None,
         ipv4: addresses().find_map(|ip| match ip {
             IpAddr::V4(v4) => Some(v4),
             IpAddr::V6(_) => None,

@@ -21,7 +21,7 @@ pub fn closed_policy(kind: PolicyKind, metadata: &ObjectMeta, spec: Option<&Valu
     };
     let scope = match kind {
         PolicyKind::NetworkPolicy => PolicyScope::Primary,
-        PolicyKind::MultiNetworkPolicy => read_networks(metadata).map_or(PolicyScope::All, PolicyScope::Networks),
+        PolicyKind::MultiNetworkPolicy => read_networks(metadata).map_or(PolicyScope::All, PolicyScope::Named),
         PolicyKind::EgressPolicy => names().unwrap_or(PolicyScope::All),
     };
     let selector = || {

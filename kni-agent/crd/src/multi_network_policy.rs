@@ -8,7 +8,7 @@ use k8s_openapi::{
 };
 use kni_model::{
     NetworkName,
-    policy::{Policy, PolicyKind, PolicyRef, PolicyScope},
+    policy::{NamedNetwork, Policy, PolicyKind, PolicyRef, PolicyScope},
 };
 
 use super::{
@@ -18,8 +18,8 @@ use super::{
     network_policy::Rules,
 };
 
-/// The annotation that lists the networks, separated by commas. Each may be `namespace/name`, because networks of other
-/// runtimes have namespaces; a `PodNetwork` is cluster-scoped, so the namespace is ignored.
+/// The annotation that lists the networks, separated by commas. Each may be `namespace/name`, because definitions of
+/// other tools have namespaces: by default that of the policy. A `PodNetwork` has none, whatever namespace is written.
 pub const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 
 macro_rules! version {
@@ -94,7 +94,7 @@ const KIND: PolicyKind = PolicyKind::MultiNetworkPolicy;
 
 fn convert(metadata: &ObjectMeta, rules: Rules<'_>) -> Result<Policy, FieldError> {
     let (namespace, name) = read_names(metadata, NameRule::Subdomain)?;
-    let scope = PolicyScope::Networks(read_networks(metadata)?);
+    let scope = PolicyScope::Named(read_networks(metadata)?);
     let reference = PolicyRef {
         kind: KIND,
         namespace,
@@ -103,7 +103,8 @@ fn convert(metadata: &ObjectMeta, rules: Rules<'_>) -> Result<Policy, FieldError
     rules.into_policy(reference, scope)
 }
 
-pub(super) fn read_networks(metadata: &ObjectMeta) -> Result<BTreeSet<NetworkName>, FieldError> {
+pub(super) fn read_networks(metadata: &ObjectMeta) -> Result<BTreeSet<NamedNetwork>, FieldError> {
+    let own = metadata.namespace.as_deref().unwrap_or_default();
     let annotation = metadata.annotations.as_ref().and_then(|all| all.get(POLICY_FOR));
     let Some(list) = annotation else {
         let reason = format!("does not say which networks: write {POLICY_FOR}: \"network-a, network-b\"");
@@ -112,10 +113,15 @@ pub(super) fn read_networks(metadata: &ObjectMeta) -> Result<BTreeSet<NetworkNam
     list.split(',')
         .map(|item| {
             let item = item.trim();
-            let name = item.split_once('/').map_or(item, |(_, name)| name);
-            name.parse().map_err(|error| {
+            let (namespace, name) = item.split_once('/').unwrap_or((own, item));
+            let name: Result<NetworkName, _> = name.parse();
+            let name = name.map_err(|error| {
                 let reason = format!("{:?} in the list of networks: {error}", shown(item));
                 at(format!("metadata.annotations.{POLICY_FOR}"), reason)
+            })?;
+            Ok(NamedNetwork {
+                namespace: namespace.to_owned(),
+                name,
             })
         })
         .collect()
@@ -194,8 +200,11 @@ mod tests {
     fn networks_come_from_the_annotation() {
         let networks = r#""k8s.v1.cni.cncf.io/policy-for":" default/blue,red , other/blue""#;
         let policy = read2(networks, r#"{"podSelector":{},"ingress":[{}]}"#).unwrap();
-        let expect = ["blue", "red"].map(|name| name.parse().unwrap()).into();
-        assert_eq!(policy.scope, PolicyScope::Networks(expect));
+        let expect = [("default", "blue"), ("x", "red"), ("other", "blue")].map(|(namespace, name)| NamedNetwork {
+            namespace: namespace.to_owned(),
+            name: name.parse().unwrap(),
+        });
+        assert_eq!(policy.scope, PolicyScope::Named(expect.into()));
         assert_eq!(policy.reference.to_string(), "MultiNetworkPolicy x/p");
         assert_eq!(
             (policy.ingress.map(|rules| rules.len()), policy.egress),

@@ -117,6 +117,7 @@ mod tests {
                 endpoint: None,
                 primary: true,
                 ifname: "eth0".parse().unwrap(),
+                definition: None,
                 network_id: NetworkId::try_from(7).unwrap(),
                 network: "red".parse().unwrap(),
                 ipv4: Some(ipv4.parse().unwrap()),

@@ -150,10 +150,31 @@ pub enum Operator {
 pub enum PolicyScope {
     /// The primary interface of each selected pod, whatever network it has joined (NetworkPolicy).
     Primary,
-    /// Interfaces of selected pods on these networks (MultiNetworkPolicy, EgressPolicy).
+    /// Interfaces of selected pods on these networks (EgressPolicy).
     Networks(BTreeSet<NetworkName>),
+    /// Interfaces of selected pods that these names stand for (MultiNetworkPolicy).
+    Named(BTreeSet<NamedNetwork>),
     /// All interfaces of selected pods (EgressPolicy).
     All,
+}
+
+/// A name by which pods join a network: its own, or that of a definition of another tool.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedNetwork {
+    /// Namespace of the definition. Networks have none.
+    pub namespace: String,
+    /// The name.
+    pub name: NetworkName,
+}
+
+impl NamedNetwork {
+    /// Whether the name stands for an interface: it is on the network of this name, or the pod named the network by the
+    /// definition of this name.
+    pub fn stands_for(&self, interface: &PolicyInterface) -> bool {
+        let Self { namespace, name } = self;
+        let by = interface.definition.as_deref().and_then(|by| by.split_once('/'));
+        interface.network == *name || by == Some((namespace.as_str(), name.as_str()))
+    }
 }
 
 /// A policy. NetworkPolicy and MultiNetworkPolicy fill `ingress` and `egress`, EgressPolicy fills `external`.
@@ -279,6 +300,9 @@ pub struct PolicyInterface {
     pub ifname: IfName,
     /// Network.
     pub network: NetworkName,
+    /// The definition of another tool by which the pod named the network, as `namespace/name`. Not known of a pod on
+    /// another node.
+    pub definition: Option<String>,
     /// Number of the network.
     pub network_id: NetworkId,
     /// Whether it is the pod's first interface.

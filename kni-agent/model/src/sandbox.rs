@@ -222,6 +222,7 @@ impl Sandbox {
                     endpoint: attachment.kind.has_row().then_some(attachment.endpoint),
                     ifname: attachment.ifname.clone(),
                     network: attachment.network.clone(),
+                    definition: attachment.definition.clone(),
                     network_id: attachment.network_id,
                     // A pod may have no primary interface.
                     primary: position == 0 && self.is_primary() && attachment.ifname.as_str() == PRIMARY_IFNAME,

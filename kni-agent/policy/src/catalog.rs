@@ -130,6 +130,7 @@ impl Listed {
         match &self.policy.scope {
             PolicyScope::Primary => interface.primary,
             PolicyScope::Networks(networks) => networks.contains(&interface.network),
+            PolicyScope::Named(names) => names.iter().any(|name| name.stands_for(interface)),
             PolicyScope::All => true,
         }
     }

@@ -281,6 +281,7 @@ mod tests {
             endpoint: Some(EndpointId(5)),
             ifname: "eth0".parse().unwrap(),
             network: "blue".parse().unwrap(),
+            definition: None,
             network_id: 1.try_into().unwrap(),
             primary: true,
             ipv4: ipv4.map(|text| text.parse().unwrap()),

@@ -95,7 +95,7 @@ impl EgressOverview {
                         && match &policy.scope {
                             PolicyScope::Networks(names) => names.contains(&network.name),
                             PolicyScope::All => true,
-                            PolicyScope::Primary => false,
+                            PolicyScope::Primary | PolicyScope::Named(_) => false,
                         }
                 });
                 let mut requested = selecting.flat_map(|policy| {

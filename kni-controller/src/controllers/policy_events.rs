@@ -11,10 +11,7 @@ use std::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use kni_cluster::{Key, Networks, PolicyRow, Table, Tables};
 use kni_crd::POLICY_FOR;
-use kni_model::{
-    NetworkName,
-    policy::{PolicyKind, PolicyScope},
-};
+use kni_model::policy::{NamedNetwork, PolicyKind, PolicyScope};
 use tokio::time::Instant;
 
 use super::{
@@ -102,21 +99,17 @@ impl PolicyEvents {
     fn problems(&mut self, tables: &Tables, now: Instant) -> BTreeMap<Key, (ObjectReference, Problem)> {
         let mut problems = BTreeMap::new();
         let mut since = BTreeMap::new();
-        let existing = network_names(tables);
         for policies in Policies::of(tables) {
             let mut reported: BTreeMap<&str, usize> = BTreeMap::new();
             for (key, row) in policies.table.rows() {
                 let id = policies.key(key);
                 let problem = match row.refusal() {
                     Some(refusal) => Some(refused(row, refusal)),
-                    None => existing
-                        .as_ref()
-                        .and_then(|existing| missing_networks(existing, row))
-                        .filter(|_| {
-                            let first = self.since.get(&id).copied().unwrap_or(now);
-                            since.insert(id.clone(), first);
-                            now.saturating_duration_since(first) >= GRACE
-                        }),
+                    None => missing_networks(tables, row).filter(|_| {
+                        let first = self.since.get(&id).copied().unwrap_or(now);
+                        since.insert(id.clone(), first);
+                        now.saturating_duration_since(first) >= GRACE
+                    }),
                 };
                 let Some(problem) = problem else { continue };
                 let count = reported.entry(key.namespace.as_str()).or_default();
@@ -142,31 +135,31 @@ fn refused(row: &PolicyRow, refusal: &str) -> Problem {
     }
 }
 
-/// The names of networks and of definitions of other tools; `None` until they are known.
-fn network_names(tables: &Tables) -> Option<BTreeSet<&str>> {
-    let known = tables.networks.is_synced() && tables.definition_names.is_synced();
-    let keys = tables
-        .networks
-        .rows()
-        .keys()
-        .chain(tables.definition_names.rows().keys());
-    known.then(|| keys.map(|key| key.name.as_str()).collect())
+/// Whether there is a network of a name, or a definition of another tool.
+fn exists(tables: &Tables, named: &NamedNetwork) -> bool {
+    let (networks, name) = (&tables.networks, named.name.as_str());
+    let key = Key::new("", name);
+    networks.rows().contains_key(&key)
+        || networks.refused().contains_key(&key)
+        || tables.definition_names.get(&named.namespace, name).is_some()
 }
 
-/// The networks that a policy names and that do not exist.
-fn missing_networks(existing: &BTreeSet<&str>, row: &PolicyRow) -> Option<Problem> {
-    let PolicyScope::Networks(named) = &row.policy.scope else {
+/// The networks that a policy names and that do not exist; none until all are known.
+fn missing_networks(tables: &Tables, row: &PolicyRow) -> Option<Problem> {
+    let known = tables.networks.is_synced() && tables.definition_names.is_synced();
+    let PolicyScope::Named(named) = &row.policy.scope else {
         return None;
     };
-    let named = named.iter().map(NetworkName::as_str);
-    let missing: Vec<&str> = named.filter(|name| !existing.contains(name)).collect();
-    (!missing.is_empty()).then(|| Problem {
+    let missing = named.iter().filter(|named| !exists(tables, named));
+    let missing: BTreeSet<&str> = missing.map(|named| named.name.as_str()).collect();
+    let missing: Vec<&str> = missing.into_iter().collect();
+    (known && !missing.is_empty()).then(|| Problem {
         uid: row.uid.clone(),
         reason: "NetworkNotFound",
         action: "SelectNetworks",
         note: format!(
-            "metadata.annotations.{POLICY_FOR}: no PodNetwork and no NetworkAttachmentDefinition is named {}, so the policy \
-             isolates no interface there",
+            "metadata.annotations.{POLICY_FOR}: no PodNetwork and no NetworkAttachmentDefinition of the namespace is named {}, \
+             so the policy isolates no interface there",
             listed(&missing)
         ),
     })

@@ -1,7 +1,7 @@
 //! Checks policies, namespaces, services and lists of objects.
 
 use kni_model::{
-    policy::{PolicyKind, PolicyScope},
+    policy::{NamedNetwork, PolicyKind, PolicyScope},
     service::TrafficDistribution,
 };
 
@@ -109,7 +109,13 @@ fn every_kind_has_its_place() {
     assert_eq!(set.policies[0].1.to_string(), "a.yaml:1");
     assert_eq!(
         set.policies[2].0.scope,
-        PolicyScope::Networks(["blue".parse().unwrap()].into())
+        PolicyScope::Named(
+            [NamedNetwork {
+                namespace: "default".to_owned(),
+                name: "blue".parse().unwrap(),
+            }]
+            .into()
+        )
     );
     assert_eq!(set.namespaces["x"].len(), 2);
     assert_eq!(set.services[0].0.reference.to_string(), "default/s");

@@ -1,6 +1,8 @@
 //! Checks the semantics of `NetworkPolicy` and `MultiNetworkPolicy` in a cluster of nine pods.
 
-use kni_model::policy::{Labels, Operator, Policy, PolicyKind, PolicyPeer, PolicyScope, Requirement, Selector};
+use kni_model::policy::{
+    Labels, NamedNetwork, Operator, Policy, PolicyKind, PolicyPeer, PolicyScope, Requirement, Selector,
+};
 
 use super::world::{
     ICMP, NINE, SCTP, TCP, UDP, block, converge, egress, ingress, leaves, named, nine, nine_pod, passes, pod, pods,
@@ -298,12 +300,61 @@ fn a_network_policy_is_about_the_first_interface_on_whatever_network() {
     assert!(!passes(&engine, 102, 10, TCP, 80), "its first interface is on net1");
 }
 
+fn network_named(namespace: &str, name: &str) -> NamedNetwork {
+    NamedNetwork {
+        namespace: namespace.to_owned(),
+        name: name.parse().unwrap(),
+    }
+}
+
+#[test]
+fn a_multi_network_policy_is_about_the_interfaces_of_its_definitions() {
+    // Pod x/a has its second interface on net1, by definition x/storage.
+    let with = |definition: Option<&str>, name: NamedNetwork| {
+        let mut closed = ingress("x/p", "pod=a", &[]);
+        closed.reference.kind = PolicyKind::MultiNetworkPolicy;
+        closed.scope = PolicyScope::Named([name].into());
+        let mut engine = engine(&[closed]);
+        let mut changed = pod("x/a", "pod=a", 1, &["default", "net1"]);
+        changed.interfaces[1].definition = definition.map(str::to_owned);
+        engine.put_pod(changed);
+        converge(&mut engine);
+        [passes(&engine, 2, 1, TCP, 80), passes(&engine, 102, 101, TCP, 80)]
+    };
+    let by = Some("x/storage");
+    assert_eq!(
+        with(by, network_named("x", "storage")),
+        [true, false],
+        "the definition is listed"
+    );
+    assert_eq!(
+        with(by, network_named("x", "net1")),
+        [true, false],
+        "the network is listed"
+    );
+    assert_eq!(
+        with(by, network_named("y", "storage")),
+        [true, true],
+        "that of another namespace"
+    );
+    assert_eq!(
+        with(by, network_named("x", "other")),
+        [true, true],
+        "another definition"
+    );
+    assert_eq!(
+        with(None, network_named("x", "storage")),
+        [true, true],
+        "joined by the name of the network"
+    );
+}
+
 #[test]
 fn a_multi_network_policy_is_about_its_networks_and_peers_there() {
     let multi = |name: &str, network: &str| {
         let mut multi = ingress(name, "", &[rule(&[pods("pod=b")], &[])]);
         multi.reference.kind = PolicyKind::MultiNetworkPolicy;
-        multi.scope = PolicyScope::Networks([network.parse().unwrap()].into());
+        multi.scope = PolicyScope::Named([network_named("x", network)].into());
         multi
     };
     let mut engine = engine(&[multi("x/p", "net1")]);

@@ -100,6 +100,10 @@ fn selects(policy: &Policy, pod: &PolicyPod, interface: &PolicyInterface) -> boo
     let there = match &policy.scope {
         PolicyScope::Primary => interface.primary,
         PolicyScope::Networks(networks) => networks.contains(&interface.network),
+        PolicyScope::Named(names) => names.iter().any(|named| {
+            let definition = format!("{}/{}", named.namespace, named.name);
+            named.name == interface.network || interface.definition == Some(definition)
+        }),
         PolicyScope::All => true,
     };
     there && policy.reference.namespace == pod.pod.namespace && holds(&policy.pods, &pod.labels)

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use kni_model::{
     EndpointId, PolicyTables,
     policy::{
-        ContainerPort, ExternalRule, ExternalRules, Labels, Policy, PolicyDirection, PolicyKind, PolicyPeer, PolicyPod,
-        PolicyPort, PolicyRef, PolicyRule, PolicyScope, Selector,
+        ContainerPort, ExternalRule, ExternalRules, Labels, NamedNetwork, Policy, PolicyDirection, PolicyKind,
+        PolicyPeer, PolicyPod, PolicyPort, PolicyRef, PolicyRule, PolicyScope, Selector,
     },
 };
 use proptest::prelude::*;
@@ -238,6 +238,9 @@ fn any_policy(slot: usize) -> impl Strategy<Value = Policy> {
     let scope = prop_oneof![
         3 => Just(PolicyScope::Primary),
         1 => Just(PolicyScope::Networks(["net1".parse().unwrap()].into())),
+        1 => Just(PolicyScope::Named(
+            [NamedNetwork { namespace: "x".to_owned(), name: "net1".parse().unwrap() }].into()
+        )),
         1 => Just(PolicyScope::All),
     ];
     let external = prop::option::weighted(0.3, any_external());

@@ -120,6 +120,7 @@ pub(crate) fn pod(name: &str, text: &str, number: u16, networks: &[&str]) -> Pol
         endpoint: Some(EndpointId(u32::from(number + 100 * position))),
         ifname: format!("eth{position}").parse().unwrap(),
         network: network.parse().unwrap(),
+        definition: None,
         network_id: network_id(network),
         primary: position == 0,
         ipv4: Some(format!("10.0.0.{number}").parse().unwrap()),

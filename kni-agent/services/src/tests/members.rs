@@ -43,6 +43,7 @@ fn pod(name: &str, net: u32, address: &str, own: bool) -> PolicyPod {
             endpoint: own.then_some(EndpointId(1)),
             ifname: "eth0".parse().unwrap(),
             network: network_name("any"),
+            definition: None,
             network_id: network(net),
             primary: true,
             ipv4,

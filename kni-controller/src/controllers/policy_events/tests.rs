@@ -19,7 +19,11 @@ fn row(kind: PolicyKind, network: &str, source: PolicySource) -> PolicyRow {
         },
         scope: match kind {
             PolicyKind::MultiNetworkPolicy => {
-                PolicyScope::Networks(["red", network].map(|name| name.parse().unwrap()).into())
+                let named = ["red", network].map(|name| NamedNetwork {
+                    namespace: "shop".to_owned(),
+                    name: name.parse().unwrap(),
+                });
+                PolicyScope::Named(named.into())
             }
             PolicyKind::NetworkPolicy | PolicyKind::EgressPolicy => PolicyScope::Primary,
         },
@@ -164,6 +168,12 @@ fn a_policy_for_a_name_that_nothing_has_is_reported_after_a_while() {
     assert!(
         found[0].1.contains("policy-for") && found[0].1.contains("named ghost,"),
         "{found:?}"
+    );
+    tables.definition_names.put(Key::new("other", "ghost"), Some(()));
+    assert_eq!(
+        reported(&tables, &mut controller, GRACE).len(),
+        1,
+        "a definition of another namespace"
     );
     tables.definition_names.put(Key::new("shop", "ghost"), Some(()));
     assert_eq!(reported(&tables, &mut controller, GRACE), []);

@@ -16,8 +16,8 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::scene::{
-    ANSWER, PORT, address, at_rest, identity, interface_names, kernel_addresses, leased, names, patch_metadata, serve,
-    tenants, tenants_with, wait_for_truth,
+    ANSWER, PORT, address, assert_reached, at_rest, identity, interface_names, kernel_addresses, leased, names,
+    patch_metadata, serve, tenants, tenants_with, wait_for_truth,
 };
 
 const IFNAME: &str = "data0";
@@ -229,6 +229,8 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
     let addresses = kernel_addresses(&pods[1], "data1")?;
     assert_eq!(addresses.first(), Some(&"10.10.7.7".parse()?), "{addresses:?}");
 
+    a_policy_is_about_the_interfaces_of_its_definition(&cluster, &pods).await?;
+
     // A missing object is waited for, and reported.
     cluster
         .create_pods(&[objects::pod_with("plain", "early", "node1", &asking("later"))])
@@ -246,6 +248,29 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
     let early = cluster.running("plain", "early").await?;
     assert_eq!(kernel_addresses(&early, "net1")?.len(), 2);
     Ok(())
+}
+
+/// `data1` of the second pod is on network blue by definition `storage`, and its `eth0` by none.
+async fn a_policy_is_about_the_interfaces_of_its_definition(cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    let _server = serve(&pods[1])?;
+    let there = kernel_addresses(&pods[1], "data1")?[0];
+    let heard = || tcp_get(&pods[0].inside, there, PORT, ANSWER).is_ok();
+    assert!(heard(), "no policy yet");
+    let policy = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1beta1",
+        "kind": "MultiNetworkPolicy",
+        "metadata": {
+            "name": "closed", "namespace": "plain", "annotations": { "k8s.v1.cni.cncf.io/policy-for": "storage" },
+        },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress"] },
+    });
+    cluster.apply(std::slice::from_ref(&policy)).await?;
+    wait::until("the interface is isolated", patience(), async || Ok(!heard())).await?;
+    assert_reached(&pods[0], &pods[1]);
+    cluster.delete(&policy).await?;
+    wait::until("the interface is open again", patience(), async || Ok(heard()))
+        .await
+        .map(drop)
 }
 
 /// Interface, name and `default` of each entry of a pod's network status.

@@ -72,6 +72,7 @@ impl Numbers {
                 endpoint: self.endpoint(&interface.network, *first),
                 ifname: format!("eth{index}").parse()?,
                 network: interface.network.parse()?,
+                definition: None,
                 network_id: NetworkId::try_from(number_of(&interface.network))?,
                 primary: interface.primary,
                 ipv4: interface.addresses.iter().find_map(|ip| match ip {

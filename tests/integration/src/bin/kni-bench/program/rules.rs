@@ -160,6 +160,7 @@ fn pod(name: &str, endpoint: u32, network: NetworkId, ipv4: &str, ipv6: &str) ->
             endpoint: Some(EndpointId(endpoint)),
             ifname: "eth0".parse()?,
             network: "bench".parse()?,
+            definition: None,
             network_id: network,
             primary: true,
             ipv4: Some(ipv4.parse()?),
