@@ -126,6 +126,20 @@ impl Ipam {
         wanted: &[IpAddr],
         now: Duration,
     ) -> Result<Lease, IpamError> {
+        self.lease_beside(&[], network, owner, wanted, now)
+    }
+
+    /// As [`Self::lease`], for a pod that has the addresses `beside` in other networks: it gets one of them again only
+    /// by its request, or if the network has no other one. The routes of a pod cannot distinguish two interfaces with
+    /// one address.
+    pub fn lease_beside(
+        &mut self,
+        beside: &[IpAddr],
+        network: &NetworkName,
+        owner: &str,
+        wanted: &[IpAddr],
+        now: Duration,
+    ) -> Result<Lease, IpamError> {
         let pools = self
             .networks
             .get_mut(network)
@@ -136,9 +150,10 @@ impl Ipam {
         let want4 = one_of(network, Family::Ipv4, wanted)?;
         let want6 = one_of(network, Family::Ipv6, wanted)?;
         // Both families are chosen before either is taken, so that nothing has to be undone.
-        let ipv4 = pools.ipv4.choose(owner, want4);
+        let (beside4, beside6) = (numbers(beside, Family::Ipv4), numbers(beside, Family::Ipv6));
+        let ipv4 = pools.ipv4.choose(owner, want4, &beside4);
         let ipv4 = ipv4.map_err(|why| why.at(network, Family::Ipv4, now))?;
-        let ipv6 = pools.ipv6.choose(owner, want6);
+        let ipv6 = pools.ipv6.choose(owner, want6, &beside6);
         let ipv6 = ipv6.map_err(|why| why.at(network, Family::Ipv6, now))?;
         if let Some(address) = ipv4 {
             pools.ipv4.take(address, owner, want4.is_none());
@@ -318,20 +333,26 @@ impl Pools {
 
 /// The single requested address of a family, as a number.
 fn one_of(network: &NetworkName, family: Family, wanted: &[IpAddr]) -> Result<Option<u128>, IpamError> {
-    let mut found = wanted.iter().filter_map(|address| match (address, family) {
+    let found = numbers(wanted, family);
+    match found.as_slice() {
+        [] => Ok(None),
+        [one] => Ok(Some(*one)),
+        more => Err(IpamError::TooManyAddresses {
+            network: network.clone(),
+            family,
+            count: more.len(),
+        }),
+    }
+}
+
+/// The addresses of a family, as numbers.
+fn numbers(addresses: &[IpAddr], family: Family) -> Vec<u128> {
+    let of_family = addresses.iter().filter_map(|address| match (address, family) {
         (IpAddr::V4(v4), Family::Ipv4) => Some(from_v4(*v4)),
         (IpAddr::V6(v6), Family::Ipv6) => Some(u128::from(*v6)),
         (IpAddr::V4(_), Family::Ipv6) | (IpAddr::V6(_), Family::Ipv4) => None,
     });
-    let first = found.next();
-    match found.count() {
-        0 => Ok(first),
-        more => Err(IpamError::TooManyAddresses {
-            network: network.clone(),
-            family,
-            count: more.saturating_add(1),
-        }),
-    }
+    of_family.collect()
 }
 
 /// Pools count in `u128` for both families; an IPv4 address is its 32-bit number.

@@ -67,8 +67,14 @@ impl Pool {
         }
     }
 
-    /// The address that a lease would get; changes nothing. `None` if the network does not have the family.
-    pub(super) fn choose(&self, owner: &str, wanted: Option<u128>) -> Result<Option<u128>, PoolError> {
+    /// The address that a lease would get; changes nothing. `None` if the network does not have the family. Without a
+    /// wish, one of `avoided` only if no other one is free.
+    pub(super) fn choose(
+        &self,
+        owner: &str,
+        wanted: Option<u128>,
+        avoided: &[u128],
+    ) -> Result<Option<u128>, PoolError> {
         if let Some(address) = wanted {
             if let Some(reason) = self.usable.lease_error(address) {
                 return Err(PoolError::NotHere { address, reason });
@@ -82,9 +88,25 @@ impl Pool {
         if !self.usable.has_subnets() {
             return Ok(None);
         }
-        let free = self.fresh.next_cyclic(self.cursor).or_else(|| self.released.longest());
+        let first = || self.fresh.next_cyclic(self.cursor).or_else(|| self.released.longest());
+        let free = self.free_beside(avoided).or_else(first);
         let found = free.or_else(|| self.own_resting(owner));
         found.map(Some).ok_or_else(|| self.no_free_address())
+    }
+
+    /// The free address that is leased next, without the avoided ones.
+    fn free_beside(&self, avoided: &[u128]) -> Option<u128> {
+        let mut from = self.cursor;
+        // Each round leaves one avoided address behind.
+        for _round in 0..=avoided.len() {
+            match self.fresh.next_cyclic(from) {
+                Some(address) if avoided.contains(&address) => from = address.wrapping_add(1),
+                Some(address) => return Some(address),
+                None => break,
+            }
+        }
+        let mut released = self.released.0.iter().copied();
+        released.find(|address| !avoided.contains(address))
     }
 
     /// An address that rests after this owner.

@@ -73,6 +73,37 @@ fn overlapping_networks_are_independent() {
 }
 
 #[test]
+fn a_pod_gets_an_address_twice_only_where_there_is_no_other() {
+    // 10.0.0.2 to 10.0.0.4 can be leased.
+    let mut ipam = ipam(&["10.0.0.0/29"], &["10.0.0.5/32", "10.0.0.6/32"]);
+    let has = |texts: &[&str]| -> Vec<IpAddr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+    let next = |ipam: &mut Ipam, beside: &[&str]| {
+        let lease = ipam.lease_beside(&has(beside), &name("blue"), "pod", &[], START);
+        lease.map(|lease| lease.ipv4.unwrap().to_string())
+    };
+    assert_eq!(next(&mut ipam, &["10.0.0.2", "fd00::3"]).unwrap(), "10.0.0.3");
+    // The search continues behind it, and comes back to the address that was left out.
+    assert_eq!(next(&mut ipam, &["10.0.0.2"]).unwrap(), "10.0.0.4");
+    assert_eq!(
+        next(&mut ipam, &["10.0.0.2", "10.0.0.3"]).unwrap(),
+        "10.0.0.2",
+        "the last one"
+    );
+    assert!(next(&mut ipam, &["10.0.0.2"]).is_err());
+    // Also of released ones, of which the one released longest ago would be the next.
+    for address in ["10.0.0.3", "10.0.0.4"] {
+        ipam.release(&name("blue"), Some(address.parse().unwrap()), None);
+    }
+    assert_eq!(next(&mut ipam, &["10.0.0.3"]).unwrap(), "10.0.0.4");
+    // A request counts.
+    let wanted = has(&["10.0.0.3"]);
+    let lease = ipam
+        .lease_beside(&wanted, &name("blue"), "pod", &wanted, START)
+        .unwrap();
+    assert_eq!(lease.ipv4.map(IpAddr::V4), Some(wanted[0]));
+}
+
+#[test]
 fn fixed_addresses_must_be_leasable() {
     let mut ipam = ipam(&["10.0.0.0/24", "10.0.2.0/24"], &["10.0.0.128/25"]);
     fixed(&mut ipam, "10.0.0.77").unwrap();

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use kni_ipam::{IpamError, Lease, LeaseError};
-use kni_model::{Attachment, Bandwidth, InterfaceKind, NetworkSpec, Phase, Sandbox};
+use kni_model::{Attachment, Bandwidth, InterfaceKind, NetnsIdentity, NetworkSpec, Phase, Sandbox};
 use kni_store::{Change, NamespaceRecord};
 
 use super::{Sandboxes, host_ports};
@@ -112,7 +112,9 @@ impl Reserved<'_, '_> {
         let spec = &plan.network.spec;
         let Lease { ipv4, ipv6 } = if kind.is_leased() {
             let owner = lease_owner(&request.pod, &request.sandbox);
-            let lease = self.state.ipam.lease(&spec.name, &owner, &plan.ips, since_boot());
+            let beside = self.addresses_in(attempt.netns.id());
+            let ipam = &mut self.state.ipam;
+            let lease = ipam.lease_beside(&beside, &spec.name, &owner, &plan.ips, since_boot());
             lease.map_err(|error| ipam_error(subject, plan.ips_field, error))?
         } else {
             Lease { ipv4: None, ipv6: None }
@@ -147,6 +149,17 @@ impl Reserved<'_, '_> {
             bandwidth: Bandwidth::default(),
         });
         Ok(())
+    }
+
+    /// The addresses that the pod has by now.
+    fn addresses_in(&self, netns: NetnsIdentity) -> Vec<IpAddr> {
+        let attached = self.state.attachments();
+        let attached = attached.filter(|(sandbox, _)| sandbox.netns_identity == netns);
+        let attached = attached.map(|(_, attachment)| attachment);
+        attached
+            .chain(&self.attachments)
+            .flat_map(Attachment::addresses)
+            .collect()
     }
 
     /// Releases everything; a prewarmed pair, if it was the first, stays with its namespace.
