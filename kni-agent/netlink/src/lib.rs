@@ -35,6 +35,7 @@ mod pod_state;
 mod probe;
 mod rule;
 mod shaper;
+mod source_routing;
 mod sysctl;
 mod tap;
 mod veth;
@@ -63,6 +64,7 @@ pub use plain::PlainConfig;
 pub use pod::PodInterfaceConfig;
 pub use pod_state::{PodInterface, PodRoute};
 pub use rule::OurRule;
+pub use source_routing::SourceRouting;
 pub use sysctl::{
     prepare_host_interface, prepare_host_interface_here, prepare_pod_interface, prepare_pod_interface_here,
 };

@@ -16,6 +16,11 @@ pub const OVERLAY_NAME: &str = "kni-overlay";
 pub const OVERLAY_ALIAS: &str = "kni:overlay";
 /// Priority of the rules that lead to [`ROUTE_TABLE`]: behind the local table (0), before main (32766).
 pub const RULE_PRIORITY: u32 = 1910;
+/// Priority of the rules by source address inside a pod: right before main (32766), so that every rule which a process of
+/// the pod adds comes first. The kernel gives a rule without a priority a smaller one.
+pub const SOURCE_RULE_PRIORITY: u32 = 32_765;
+/// The routing table of a pod's interface is this number plus the interface's index inside the pod.
+pub const SOURCE_TABLE_BASE: u32 = 1_927_800_000;
 /// Prefix of the `ifalias` of every host-side link; pod and interface follow.
 pub const IFALIAS_PREFIX: &str = "kni:";
 /// Link group for the deletion of many links at once ("kni" in ASCII).
@@ -24,6 +29,11 @@ pub const DELETE_GROUP: u32 = 0x006b_6e69;
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// The IPv6 gateway of every pod.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// The routing table of an interface inside a pod. Indexes have 31 bits, so tables of two interfaces differ.
+pub const fn source_table(ifindex: u32) -> u32 {
+    SOURCE_TABLE_BASE.saturating_add(ifindex)
+}
 
 /// The gateway of the family of an address.
 pub fn gateway_of(address: IpAddr) -> IpAddr {

@@ -5,6 +5,7 @@ mod host;
 mod named_namespaces;
 mod overlay;
 mod pod;
+mod source_routing;
 mod veth;
 
 use std::{
