@@ -1,13 +1,13 @@
 //! Removes everything that the agent made from the node, with the agent stopped: recorded interfaces and those that
 //! carry its marks.
 
-use kni_model::Sandbox;
+use kni_model::{Sandbox, error_chain};
 use kni_netlink::{self as netlink, Netlink, Netns};
 use kni_store::Contents;
 
 use crate::{
     error::{AttachError, Subject},
-    interfaces::{deferred_removal, remove_inside, return_all},
+    interfaces::{deferred_removal, remove_inside, return_all, source_routing},
 };
 
 /// Removes interfaces, namespaces, routes and rules, recorded ones and those that carry the agent's marks. Pods lose
@@ -15,6 +15,7 @@ use crate::{
 pub async fn cleanup(contents: Contents) -> Result<(), AttachError> {
     let node = Subject::node();
     let netlink = Netlink::for_teardown().map_err(node.failed("connecting to rtnetlink"))?;
+    remove_source_routing(&contents).await;
     remove_other_kinds(&contents, &netlink).await?;
     let recorded = recorded_links(&contents);
     let marked = netlink.list_our_links().await;
@@ -38,6 +39,19 @@ pub async fn cleanup(contents: Contents) -> Result<(), AttachError> {
         deleted.map_err(node.failed("removing a route"))?;
     }
     Ok(())
+}
+
+/// Removes the rules by source address: those in namespaces of other owners would stay. The routes go with the
+/// interfaces.
+async fn remove_source_routing(contents: &Contents) {
+    for sandbox in &contents.sandboxes {
+        let attachments = sandbox.attachments.iter();
+        let gone = attachments.filter_map(|attachment| source_routing::source_routing(attachment, None));
+        if let Err(error) = source_routing::remove(sandbox, gone.collect()).await {
+            tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, error = error_chain(&error),
+                "cannot remove its rules by source address");
+        }
+    }
 }
 
 /// Removes interfaces other than veth pairs, while their namespaces still exist. A plugin that refuses delays no other

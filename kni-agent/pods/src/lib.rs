@@ -4,8 +4,8 @@
 //! ```text
 //! request: pending deletes -> labels and networks from the cluster -> attach the pod
 //!          -> attach its additional interfaces
-//! attach:  plan (pure) -> record Pending -> policies enforced -> per interface: device, programs, addresses, routes,
-//!          dataplane row -> record Ready
+//! attach:  plan (pure) -> record Pending -> policies enforced -> per interface: device, programs, addresses, routes
+//!          -> rules by source address, if the pod has several interfaces -> dataplane rows -> record Ready
 //! detach:  record Deleting -> dataplane rows, devices -> release addresses, queue veth pairs
 //!          -> (background) delete them
 //! ```

@@ -12,6 +12,7 @@ mod plugin_veth;
 mod plugins;
 mod presence;
 mod repair;
+pub(crate) mod source_routing;
 mod tap;
 mod veth;
 mod xdp;

@@ -205,6 +205,7 @@ impl Sandboxes {
         admitted?;
         let began = Instant::now();
         self.make(sandbox, attempt, offers, started).await?;
+        self.route_by_source(sandbox, attempt).await?;
         self.interfaces.publish(&sandbox.attachments, subject)?;
         self.note_step("interfaces", began);
         self.gate.open_host_ports(sandbox, subject)

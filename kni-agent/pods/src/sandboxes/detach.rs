@@ -8,7 +8,7 @@ use kni_store::{Change, Removal};
 use super::Sandboxes;
 use crate::{
     error::{AttachError, ErrorKind, Subject},
-    interfaces::deferred_removal,
+    interfaces::{DismantleError, deferred_removal},
 };
 
 impl Sandboxes {
@@ -61,6 +61,7 @@ impl Sandboxes {
         for attachment in &sandbox.attachments {
             problems.extend(self.interfaces.dismantle(sandbox, attachment).await.err());
         }
+        problems.extend(self.unroute_by_source(sandbox).await.err().map(DismantleError::from));
         // Its rows are withdrawn; where withdrawing failed, its policies stay in the kernel unchanged.
         self.gate.leave(&sandbox.id);
         if problems.is_empty() {

@@ -12,6 +12,7 @@ mod lock;
 mod relabel;
 mod repair;
 mod reserve;
+mod source_routing;
 mod upgrade;
 
 use std::{
