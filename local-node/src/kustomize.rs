@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use crate::config::{CNI_BIN, CNI_CONF};
+use crate::config::{CNI_BIN, CNI_CONF, SERVICE_RANGES};
 
 /// The agent's image in `deploy/`, without a tag.
 pub const AGENT_IMAGE: &str = "kni.local/kni-agent";
@@ -56,7 +56,8 @@ fn kustomization(own: &Path, base: &Path, tag: &str, patches: &[Value]) -> Resul
 }
 
 /// Copies the networks of the folder `examples` into the folder `own`, with a kustomization that lets pods of the
-/// default network leave their node with the node's address: the fabric has no routes to pods.
+/// default network leave their node with the node's address, as the fabric has no routes to pods, and that names the
+/// range of the cluster's Services.
 pub fn networks(own: &Path, examples: &Path) -> Result<()> {
     fs::create_dir_all(own).with_context(|| format!("create {}", own.display()))?;
     let mut names = Vec::new();
@@ -72,7 +73,10 @@ pub fn networks(own: &Path, examples: &Path) -> Result<()> {
         "apiVersion": "kni.dev/v1alpha1",
         "kind": "PodNetwork",
         "metadata": { "name": "default" },
-        "spec": { "egress": { "mode": "Masquerade" } },
+        "spec": {
+            "egress": { "mode": "Masquerade" },
+            "serviceSubnets": SERVICE_RANGES.split(',').collect::<Vec<_>>(),
+        },
     });
     let kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -110,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_copied_and_the_default_one_masquerades() {
+    fn networks_are_copied_and_the_default_one_masquerades_and_has_the_services() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join("networks");
         let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/examples/networks");
@@ -122,6 +126,6 @@ mod tests {
             json!(["blue.yaml", "default.yaml", "red.yaml"])
         );
         assert!(own.join("default.yaml").is_file());
-        assert!(text.contains("Masquerade"));
+        assert!(text.contains("Masquerade") && text.contains("10.96.0.0/16") && text.contains("fd00:96::/112"));
     }
 }
