@@ -41,6 +41,13 @@ struct Shared {
 impl Servers {
     /// Starts serving inside `ns` on `port`. The identity must not contain spaces.
     pub fn start(ns: &Namespaces, identity: &str, port: u16) -> Result<Self> {
+        let any = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        Self::start_at(ns, identity, &any, port)
+    }
+
+    /// [`Self::start`] at these addresses alone. An answer over UDP has the address as its source, which a socket of
+    /// all addresses leaves to the routes.
+    pub fn start_at(ns: &Namespaces, identity: &str, addresses: &[IpAddr], port: u16) -> Result<Self> {
         let shared = Shared {
             identity: identity.into(),
             stop: AtomicBool::new(false),
@@ -50,14 +57,14 @@ impl Servers {
             shared: Arc::new(shared),
             threads: Vec::new(),
         };
-        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
-            let what = || format!("serve {identity} on {any} port {port}");
+        for at in addresses.iter().copied() {
+            let what = || format!("serve {identity} on {at} port {port}");
             let sockets = ns
-                .enter(|| Sockets::open(SocketAddr::new(any, port)))?
+                .enter(|| Sockets::open(SocketAddr::new(at, port)))?
                 .with_context(what)?;
             servers.run(move |shared| shared.serve_tcp(&sockets.tcp));
             servers.run(move |shared| shared.serve_udp(&sockets.udp));
-            servers.run(move |shared| shared.witness(&sockets.icmp, any.is_ipv4()));
+            servers.run(move |shared| shared.witness(&sockets.icmp, at.is_ipv4()));
         }
         Ok(servers)
     }

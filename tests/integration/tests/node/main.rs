@@ -16,4 +16,5 @@ mod providers;
 mod restart;
 mod runtime_clients;
 mod services;
+mod several_interfaces;
 mod watched;
