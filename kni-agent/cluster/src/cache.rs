@@ -25,6 +25,7 @@ use super::{
 /// The cache. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterCache {
+    node: Arc<str>,
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
     restores: watch::Sender<()>,
@@ -45,9 +46,18 @@ struct Derived {
 }
 
 impl ClusterCache {
-    /// An empty cache.
+    /// An empty cache of an agent.
+    pub fn of_node(node: &str) -> Self {
+        Self {
+            node: node.into(),
+            ..Self::new()
+        }
+    }
+
+    /// An empty cache that is no node's.
     pub fn new() -> Self {
         Self {
+            node: Arc::default(),
             tables: Arc::default(),
             changes: watch::Sender::new(()),
             restores: watch::Sender::new(()),
@@ -55,6 +65,11 @@ impl ClusterCache {
             others: Arc::default(),
             derived: Arc::default(),
         }
+    }
+
+    /// The agent's node; empty in kni-controller.
+    pub fn node(&self) -> &str {
+        &self.node
     }
 
     /// The cached objects. Never held across an await, and for long only by a thread that runs no tasks: a comparison

@@ -7,6 +7,7 @@ mod blocks;
 mod cache;
 pub mod egress;
 pub mod joining;
+mod meant;
 mod networks;
 mod numbers;
 mod others;

@@ -130,13 +130,10 @@ impl Cluster {
 
     fn steps_of(&self, sandbox: &Sandbox, children: &[&Arc<Sandbox>]) -> Vec<Step> {
         let tables = self.objects.cache.tables();
-        let Some(pod) = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name) else {
+        let Some(pod) = tables.pod_of(&self.objects.node, &sandbox.pod) else {
             // The runtime will remove everything, or the pod is not known yet.
             return Vec::new();
         };
-        if !sandbox.pod.uid.is_empty() && sandbox.pod.uid != pod.uid {
-            return Vec::new();
-        }
         let taken: Vec<IfName> = sandbox
             .attachments
             .iter()

@@ -150,11 +150,7 @@ impl ObjectControllers {
         let InterfaceView {
             sandbox, attachment, ..
         } = view;
-        let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
-        // A sandbox that its client attached without a UID has the name of a pod, which may run on another node.
-        if pod.node != self.node || (!sandbox.pod.uid.is_empty() && sandbox.pod.uid != pod.uid) {
-            return None;
-        }
+        let pod = tables.pod_of(&self.node, &sandbox.pod)?;
         let own = sandbox.parent.as_ref().unwrap_or(&sandbox.id);
         let ifname = attachment.ifname.as_str();
         let mut object = PodInterface::new(

@@ -107,7 +107,7 @@ pub struct Reflectors {
 impl Reflectors {
     /// Starts to follow the API server. Call it inside a tokio runtime.
     pub fn start(connection: Connection, options: ClusterOptions, tasks: Tasks) -> Self {
-        let cache = ClusterCache::new();
+        let cache = ClusterCache::of_node(&options.node);
         let counts = options.longest_pause.map_or_else(WatchState::default, WatchState::new);
         for reflector in reflect_node(&connection.client, &cache, &counts, &options.node) {
             tasks.spawn(reflector.task, reflector.run);

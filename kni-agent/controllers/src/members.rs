@@ -254,10 +254,7 @@ impl ObjectControllers {
 fn desired(tables: &Tables, node: &str, sandboxes: &[Arc<Sandbox>]) -> BTreeMap<NetworkUid, Vec<NetworkMember>> {
     let mut desired: BTreeMap<NetworkUid, BTreeMap<(String, String), NetworkMember>> = BTreeMap::new();
     for sandbox in sandboxes {
-        let (namespace, name) = (&sandbox.pod.namespace, &sandbox.pod.name);
-        let pod = tables.pods.get(namespace, name);
-        let is_it = |uid: &str| sandbox.pod.uid.is_empty() || sandbox.pod.uid == uid;
-        let Some(pod) = pod.filter(|pod| pod.node == node && is_it(&pod.uid)) else {
+        let Some(pod) = tables.pod_of(node, &sandbox.pod) else {
             continue;
         };
         for attachment in &sandbox.attachments {
@@ -266,8 +263,8 @@ fn desired(tables: &Tables, node: &str, sandboxes: &[Arc<Sandbox>]) -> BTreeMap<
                 continue;
             };
             let member = NetworkMember {
-                namespace: namespace.clone(),
-                pod_name: name.clone(),
+                namespace: sandbox.pod.namespace.clone(),
+                pod_name: sandbox.pod.name.clone(),
                 pod_uid: pod.uid.clone(),
                 interface: attachment.ifname.to_string(),
                 addresses: attachment.addresses().map(|ip| ip.to_string()).collect(),
@@ -375,6 +372,7 @@ fn distributed(
 
 #[cfg(test)]
 mod tests {
+    use kni_crd::PodFacts;
     use serde_json::json;
 
     use super::*;
@@ -388,6 +386,62 @@ mod tests {
             pod_uid: format!("{number:05}"),
             interface: "eth0".into(),
             addresses: vec![format!("10.0.{}.{}", number / 256, number % 256)],
+        }
+    }
+
+    /// A sandbox in network red.
+    fn sandbox(id: &str, pod: (&str, &str), address: &str) -> Arc<Sandbox> {
+        let sandbox = json!({
+            "id": id, "pod": { "namespace": "shop", "name": pod.0, "uid": pod.1 }, "phase": "Ready",
+            "netns": "/run/netns/x", "netns_identity": { "dev": 4, "inode": 5 }, "labels": {}, "port_mappings": [],
+            "attachments": [{
+                "endpoint": 7, "network": "red", "network_id": 9, "ifname": "eth0", "ifindex": 2, "host_ifname": "kni7",
+                "host_ifindex": 1007, "mac": "02:00:00:00:00:07", "host_mac": "02:00:00:00:00:08", "ipv4": address,
+                "ipv6": null, "mtu": 1500, "default_route": true, "host_access": true,
+            }],
+        });
+        Arc::new(serde_json::from_value(sandbox).unwrap())
+    }
+
+    #[test]
+    fn a_static_pod_is_reported_by_the_uid_of_its_mirror_pod() {
+        let mut tables = Tables::default();
+        let network = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red", "uid": "r1" },
+            "spec": { "subnets": ["10.0.0.0/16"] },
+        });
+        let network = serde_json::from_value(network).unwrap();
+        tables.networks.put(Key::new("", "red"), Some(Arc::new(network)));
+        let mirror = |uid: &str, hash: &str| {
+            Arc::new(PodFacts {
+                uid: uid.to_owned(),
+                mirror_of: Some(hash.to_owned()),
+                node: "n1".to_owned(),
+                ..PodFacts::default()
+            })
+        };
+        let reported = |tables: &Tables| -> Vec<(String, Vec<String>)> {
+            let sandboxes = [
+                sandbox("s0", ("fixed-n1", "hash0"), "10.0.0.2"),
+                sandbox("s1", ("fixed-n1", "hash1"), "10.0.0.3"),
+                sandbox("s2", ("copy", "own"), "10.0.0.4"),
+            ];
+            let members = desired(tables, "n1", &sandboxes).into_values().flatten();
+            members.map(|member| (member.pod_uid, member.addresses)).collect()
+        };
+        let expected = |uid: &str, address: &str| vec![(uid.to_owned(), vec![address.to_owned()])];
+        assert_eq!(reported(&tables), [], "the API server has no mirror pod yet");
+        // Another pod has the same annotation; the sandbox of its name has another UID.
+        tables.pods.put(Key::new("shop", "copy"), Some(mirror("m9", "hash1")));
+        assert_eq!(reported(&tables), []);
+        for (uid, hash, address) in [
+            ("m1", "hash1", "10.0.0.3"),
+            // The kubelet has replaced the mirror pod, then the manifest was changed.
+            ("m2", "hash1", "10.0.0.3"),
+            ("m3", "hash0", "10.0.0.2"),
+        ] {
+            tables.pods.put(Key::new("shop", "fixed-n1"), Some(mirror(uid, hash)));
+            assert_eq!(reported(&tables), expected(uid, address));
         }
     }
 

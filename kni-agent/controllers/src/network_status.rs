@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kni_cluster::Key;
+use kni_crd::PodFacts;
 use kni_model::{NetworkName, selection::PRIMARY_IFNAME, view::InterfaceView};
 use kube::{
     Api,
@@ -41,19 +42,19 @@ struct Empty {}
 impl ObjectControllers {
     /// Writes the annotation where it is out of date.
     pub(super) async fn write_network_status(&self, views: &[InterfaceView], retries: &mut Retries<Key>) {
-        let mut of_pods: BTreeMap<(&str, &str), Vec<&InterfaceView>> = BTreeMap::new();
-        for view in views {
-            let pod = &view.sandbox.pod;
-            of_pods.entry((&pod.namespace, &pod.name)).or_default().push(view);
-        }
         let mut writes = BTreeMap::new();
         {
             let tables = self.cache.tables();
             let networks = self.networks(&tables);
-            for ((namespace, name), views) in of_pods {
-                let Some(pod) = tables.pods.get(namespace, name).filter(|pod| pod.node == self.node) else {
-                    continue;
-                };
+            let mut of_pods: BTreeMap<(&str, &str), (&PodFacts, Vec<&InterfaceView>)> = BTreeMap::new();
+            for view in views {
+                let meant = &view.sandbox.pod;
+                if let Some(pod) = tables.pod_of(&self.node, meant) {
+                    let of_pod = of_pods.entry((&meant.namespace, &meant.name));
+                    of_pod.or_insert_with(|| (pod, Vec::new())).1.push(view);
+                }
+            }
+            for ((namespace, name), (pod, views)) in of_pods {
                 let text = text(views, networks.default_network());
                 if pod.annotations.get(ANNOTATION) != Some(&text) {
                     writes.insert(Key::new(namespace, name), (pod.uid.clone(), text));

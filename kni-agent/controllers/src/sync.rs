@@ -318,10 +318,9 @@ pub(super) async fn relabel(cache: &ClusterCache, attacher: &Pods) -> bool {
     let changed: Vec<(SandboxId, _)> = {
         let tables = cache.tables();
         let facts = |sandbox: &Sandbox| {
-            let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
-            let same = sandbox.pod.uid.is_empty() || sandbox.pod.uid == pod.uid;
+            let pod = tables.pod_of(cache.node(), &sandbox.pod)?;
             let differs = sandbox.labels != pod.labels || sandbox.container_ports != pod.ports;
-            (same && differs).then(|| Arc::clone(pod))
+            differs.then(|| Arc::clone(pod))
         };
         let all = sandboxes.iter();
         all.filter_map(|sandbox| Some((sandbox.id.clone(), facts(sandbox)?)))

@@ -20,13 +20,16 @@ use crate::InvalidObject;
 pub struct PodFacts {
     /// UID.
     pub uid: String,
+    /// Of a mirror pod, the UID that the kubelet and the runtime use: that of the static pod. Who may create pods may
+    /// write it; the API server lets no user change it.
+    pub mirror_of: Option<String>,
     /// Labels.
     pub labels: Labels,
     /// Annotations of KNI and of the Network Plumbing Working Group.
     pub annotations: BTreeMap<String, String>,
     /// The node it is on; empty before it is scheduled.
     pub node: String,
-    /// Its service account.
+    /// Its service account; a mirror pod has none.
     pub service_account: String,
     /// Whether it uses the network namespace of the node.
     pub host_network: bool,
@@ -62,6 +65,9 @@ pub struct AttachmentFacts {
 /// Prefixes of the retained annotations.
 const KEPT_ANNOTATIONS: [&str; 4] = ["kni.dev/", "kni.io/", "k8s.v1.cni.cncf.io/", "v1.multus-cni.io/"];
 
+/// The annotation by which the kubelet marks the object of a static pod: the UID of the static pod.
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
 /// The service account of pods that name none.
 const DEFAULT_ACCOUNT: &str = "default";
 
@@ -71,6 +77,14 @@ pub fn read_pod(pod: Pod) -> PodFacts {
     let spec = spec.unwrap_or_default();
     let phase = status.and_then(|status| status.phase).unwrap_or_default();
     let mut annotations = metadata.annotations.unwrap_or_default();
+    let mirror_of = annotations.remove(MIRROR_ANNOTATION);
+    // The API server refuses a mirror pod that names one, and gives it no other.
+    let service_account = if mirror_of.is_some() {
+        String::new()
+    } else {
+        let named = spec.service_account_name.filter(|name| !name.is_empty());
+        named.unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned())
+    };
     annotations.retain(|key, _| KEPT_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix)));
     // Of the init containers, only those that keep running (sidecars) have reachable ports. A name means the port of
     // the first container that has it with the protocol, and sidecars come last: so the EndpointSlice controller finds
@@ -102,13 +116,11 @@ pub fn read_pod(pod: Pod) -> PodFacts {
     }
     PodFacts {
         uid: metadata.uid.unwrap_or_default(),
+        mirror_of,
         labels: metadata.labels.unwrap_or_default(),
         annotations,
         node: spec.node_name.unwrap_or_default(),
-        service_account: spec
-            .service_account_name
-            .filter(|name| !name.is_empty())
-            .unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
+        service_account,
         host_network: spec.host_network.unwrap_or_default(),
         finished: phase == "Succeeded" || phase == "Failed",
         deleting: metadata.deletion_timestamp.is_some(),
@@ -313,6 +325,30 @@ mod tests {
             .map(|port| (port.name.as_str(), port.protocol))
             .collect();
         assert_eq!(ports, [("dns", 17), ("side", 6)]);
+    }
+
+    #[test]
+    fn a_mirror_pod_keeps_the_uid_of_its_static_pod_and_has_no_service_account() {
+        let read = |annotations: Value, account: Value| {
+            let pod = serde_json::json!({
+                "metadata": { "name": "a", "uid": "u", "annotations": annotations },
+                "spec": { "serviceAccountName": account, "containers": [] },
+            });
+            read_pod(serde_json::from_value(pod).unwrap())
+        };
+        let mirror = read(serde_json::json!({ MIRROR_ANNOTATION: "hash" }), Value::Null);
+        assert_eq!((mirror.uid.as_str(), mirror.mirror_of.as_deref()), ("u", Some("hash")));
+        assert_eq!(mirror.service_account, "");
+        assert!(mirror.annotations.is_empty());
+        let forged = read(serde_json::json!({ MIRROR_ANNOTATION: "" }), "admin".into());
+        assert_eq!(
+            (forged.mirror_of.as_deref(), forged.service_account.as_str()),
+            (Some(""), "")
+        );
+        // The hash alone does not make a mirror pod.
+        let other = read(serde_json::json!({ "kubernetes.io/config.hash": "hash" }), Value::Null);
+        assert_eq!((other.mirror_of, other.service_account.as_str()), (None, "default"));
+        assert_eq!(read(Value::Null, "admin".into()).service_account, "admin");
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl NetworkSpec {
         }
         if self.access.require_join && !has_verb {
             let reason = if account.is_empty() {
-                format!("the service account of the pod of namespace {namespace} is not known")
+                format!("the service account of the pod of namespace {namespace} is not known; a static pod has none")
             } else {
                 format!(
                     "service account {namespace}/{account} has no verb join on podnetworks.kni.dev {}, as far as \

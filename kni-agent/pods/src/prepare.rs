@@ -10,7 +10,7 @@ use std::{
 
 use kni_cluster::{Addresses, ClusterCache, Following, Tables, joining, needs_blocks};
 use kni_crd::PodFacts;
-use kni_model::{AttachRequest, CniAttachment, Fabric, Home, NetworkName, Phase, selection::PRIMARY_IFNAME};
+use kni_model::{AttachRequest, CniAttachment, Fabric, Home, NetworkName, Phase, PodRef, selection::PRIMARY_IFNAME};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -74,7 +74,10 @@ impl<'a> Preparation<'a> {
             if let Some(facts) = facts {
                 request.labels.clone_from(&facts.labels);
                 request.container_ports.clone_from(&facts.ports);
-                request.pod.uid.clone_from(&facts.uid);
+                // One that the runtime has sent stays: that of a static pod is not the one of its object.
+                if request.pod.uid.is_empty() {
+                    request.pod.uid.clone_from(&facts.uid);
+                }
             }
             if request.cni.as_ref().is_some_and(CniAttachment::is_additional) {
                 Vec::new()
@@ -136,8 +139,7 @@ impl<'a> Preparation<'a> {
                     let reason = format!("the agent has not read the cluster's {first} yet");
                     return Err(Subject::from(request).not_ready(reason));
                 }
-                let pod = tables.pods.get(&request.pod.namespace, &request.pod.name);
-                let pod = pod.filter(|pod| request.pod.uid.is_empty() || pod.uid == request.pod.uid);
+                let pod = tables.pod_of(self.cluster.node(), &request.pod);
                 let namespace = &request.pod.namespace;
                 let networks = self.cluster.networks(&tables);
                 let home = tables
@@ -145,7 +147,7 @@ impl<'a> Preparation<'a> {
                     .map(|labels| networks.home(namespace, &labels));
                 missing = match (home, pod) {
                     (None, _) => format!("namespace {namespace} is not known yet"),
-                    (Some(_), None) if request.cni.is_some() => "the pod is not known yet".to_owned(),
+                    (Some(_), None) if request.cni.is_some() => unknown(&request.pod).to_owned(),
                     (Some(Home::Unknown(reason)), pod) if has_home(request) => match attached {
                         Some(network) => return Ok((Home::Network(network), pod.map(Arc::clone))),
                         None => reason,
@@ -226,6 +228,16 @@ impl<'a> Preparation<'a> {
     }
 }
 
+/// Why a pod that must be known waits. The UIDs of the API server are UUIDs, that of a static pod is a hash.
+fn unknown(pod: &PodRef) -> &'static str {
+    if pod.uid.is_empty() || pod.uid.contains('-') {
+        "the pod is not known yet"
+    } else {
+        "the pod is not known yet: by its UID it is a static pod, whose mirror pod the kubelet creates as soon as it \
+         reaches the API server"
+    }
+}
+
 /// Whether the network of the namespace matters: as the network of the primary interface, or because it may forbid
 /// another one.
 fn has_home(request: &AttachRequest) -> bool {
@@ -269,4 +281,23 @@ fn with_attachments(request: &mut AttachRequest, tables: &Tables) -> Result<Vec<
         additional.extend(joining::additional(request, facts, routed == Some(index)));
     }
     Ok(additional)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_pod_learns_what_it_waits_for() {
+        let reason = |uid: &str| {
+            unknown(&PodRef {
+                uid: uid.to_owned(),
+                ..PodRef::named("shop", "web")
+            })
+        };
+        assert!(reason("9fd2a1c8d3e94f0e8a4bb1c2d3e4f506").contains("mirror pod"));
+        for uid in ["", "0f0f0f0f-0000-4000-8000-000000000000"] {
+            assert_eq!(reason(uid), "the pod is not known yet");
+        }
+    }
 }

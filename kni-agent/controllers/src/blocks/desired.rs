@@ -18,7 +18,7 @@ use kni_ipam::blocks::{Prefixes, Taken, is_unit, next_unit, unit_prefix};
 use kni_model::{NetworkName, view::NetworkView};
 use tokio::time::Instant;
 
-use kni_cluster::{Addresses, joining::networks_of, taken_blocks};
+use kni_cluster::{Addresses, Key, joining::networks_of, taken_blocks};
 
 use self::holding::{Holding, Need, Supply, size_of};
 use super::{Memory, ObjectControllers};
@@ -189,25 +189,24 @@ impl ObjectControllers {
         for view in in_use {
             needs.entry(view.network.spec.name.clone()).or_default().in_use = true;
         }
-        let mut made: BTreeMap<(String, String), Vec<(String, NetworkName)>> = BTreeMap::new();
-        for (pod, network) in (self.state.memberships)() {
-            let of_pod = made.entry((pod.namespace, pod.name)).or_default();
-            of_pod.push((pod.uid, network));
-        }
+        let memberships = (self.state.memberships)();
         {
             let tables = self.cache.tables();
+            let mut made: BTreeMap<Key, Vec<NetworkName>> = BTreeMap::new();
+            for (pod, network) in memberships {
+                if tables.pod_of(&self.node, &pod).is_some() {
+                    let of_pod = made.entry(Key::new(&pod.namespace, &pod.name));
+                    of_pod.or_default().push(network);
+                }
+            }
             let networks = self.networks(&tables);
             let own = tables.pods.rows().iter().filter(|(_, pod)| pod.node == self.node);
             for (key, pod) in own.filter(|(_, pod)| !pod.host_network && !pod.finished && !pod.deleting) {
-                let mut made = made
-                    .get(&(key.namespace.clone(), key.name.clone()))
-                    .cloned()
-                    .unwrap_or_default();
-                made.retain(|(uid, _)| uid.is_empty() || *uid == pod.uid);
+                let mut made = made.remove(key).unwrap_or_default();
                 for name in networks_of(&tables, &networks, &key.namespace, pod) {
                     let made = made
                         .iter()
-                        .position(|(_, network)| *network == name)
+                        .position(|network| *network == name)
                         .map(|at| made.remove(at));
                     let need = needs.entry(name).or_default();
                     need.in_use = true;

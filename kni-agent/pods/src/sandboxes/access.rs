@@ -149,8 +149,7 @@ impl Namespaces {
         };
         let tables = cluster.tables();
         let labels = tables.namespace_labels(&namespace)?;
-        let found = tables.pods.get(&namespace, &pod.name);
-        let found = found.filter(|found| pod.uid.is_empty() || pod.uid == found.uid);
+        let found = tables.pod_of(cluster.node(), pod);
         let account = found.map(|found| found.service_account.clone()).unwrap_or_default();
         let joinable = if account.is_empty() {
             Vec::new()
