@@ -7,6 +7,9 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+/// The annotation of a mirror pod: the UID of its static pod.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
+
 /// The resource of an object, its namespace if it is namespaced, and its name.
 pub fn locate(object: &Value) -> Result<(ApiResource, Option<String>, String)> {
     let types: TypeMeta = serde_json::from_value(object.clone()).with_context(|| format!("types of {object}"))?;

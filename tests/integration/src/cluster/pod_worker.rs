@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::tended::{HELD, Refusal, Shared};
+use super::{
+    objects::MIRROR,
+    tended::{HELD, Refusal, Shared},
+};
 use crate::kubelet::{Pod, Sandbox};
 
 /// The desired state of a running pod.
@@ -97,7 +100,9 @@ impl Worker {
             }
         };
         let mut sandbox = Sandbox::new(&namespace, &name, &netns);
-        sandbox.uid.clone_from(&self.uid);
+        // A kubelet and its runtime know a static pod by its own UID, not by that of its mirror pod.
+        let static_uid = self.object.annotations().get(MIRROR);
+        sandbox.uid.clone_from(static_uid.unwrap_or(&self.uid));
         sandbox.annotations.extend(self.object.annotations().clone());
         let id = sandbox.id.clone();
         let labels = self.object.labels().clone();

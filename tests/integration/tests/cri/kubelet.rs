@@ -8,3 +8,4 @@ mod pods;
 mod ready;
 mod restarts;
 mod scene;
+mod static_pods;

@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_api::{NetworkMembers, network_members};
+use kni_api::{NetworkMembers, PodInterface, network_members, pod_interface};
 use kni_integration::{
-    Cluster,
+    Cluster, Pod,
     cluster::{Member, audit::Audit, objects, patience},
     require, wait,
 };
@@ -19,12 +19,14 @@ use kube::{
 };
 use serde_json::json;
 
-use super::scene::tenants;
+use super::scene::{ask, assert_silent, friends, identity, serve, tenants, wait_for_silence};
 
 /// Time in which reports that follow a change are written.
 const REST: Duration = Duration::from_millis(1500);
 /// Pods that are created at once.
 const MANY: usize = 20;
+/// The UID of a static pod: a hash of its manifest.
+const STATIC: &str = "9fd2a1c8d3e94f0e8a4bb1c2d3e4f506";
 /// An object is written at most once in this time.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -57,7 +59,70 @@ async fn an_agent_asks_for_what_concerns_its_node() -> Result<()> {
     .await?;
 
     each_change_costs_few_writes(&cluster).await?;
-    requests_have_their_priority(&cluster).await
+    requests_have_their_priority(&cluster).await?;
+    a_static_pod_is_known_to_other_nodes(&cluster).await
+}
+
+/// The runtime knows a static pod by another UID than the API server. On another node it has the labels of its mirror
+/// pod; an annotation that names another pod changes nothing for that pod.
+async fn a_static_pod_is_known_to_other_nodes(cluster: &Cluster) -> Result<()> {
+    cluster.apply(&[friends()]).await?;
+    let friend =
+        |mirror_of: &str| json!({ "labels": { "friend": "yes" }, "annotations": { objects::MIRROR: mirror_of } });
+    let pods = cluster
+        .run(&[
+            objects::pod_with("red-team", "server", "node1", &json!({ "labels": { "app": "server" } })),
+            objects::pod_with("red-team", "fixed-node2", "node2", &friend(STATIC)),
+            objects::pod("red-team", "stranger", "node2"),
+        ])
+        .await?;
+    let [server, fixed, stranger] = &pods[..] else {
+        unreachable!("as many as were asked for");
+    };
+    ensure!(fixed.uid == STATIC, "the runtime sends {}", fixed.uid);
+    let _server = serve(server)?;
+    wait_for_silence(stranger, server).await?;
+    let reaches = async |pod: &Pod| {
+        let what = format!("{} reaches the server of the other node", pod.name);
+        wait::until(&what, patience(), async || {
+            Ok(ask(pod, server) == [Ok(identity(server)), Ok(identity(server))])
+        })
+        .await
+    };
+    reaches(fixed).await?;
+    is_reported_as_its_mirror_pod(cluster, &fixed.name).await?;
+
+    let forged = objects::pod_with("red-team", "forged", "node2", &friend(&stranger.uid));
+    let forged = cluster.run(&[forged]).await?;
+    reaches(&forged[0]).await?;
+    assert_silent(stranger, server);
+    Ok(())
+}
+
+/// `PodInterface` and members have the UID of the object, to which the interface belongs.
+async fn is_reported_as_its_mirror_pod(cluster: &Cluster, name: &str) -> Result<()> {
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), "red-team");
+    let uid = pods.get(name).await?.metadata.uid.context("no UID")?;
+    ensure!(uid != STATIC, "the API server chooses its own");
+    let interfaces: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "red-team");
+    let object = pod_interface::name(name, &uid, "eth0");
+    let interface = wait::until_some("the interface is reported", patience(), async || {
+        Ok(interfaces.get_opt(&object).await?)
+    })
+    .await?;
+    let owners = interface.metadata.owner_references.unwrap_or_default();
+    let owners: Vec<&str> = owners.iter().map(|owner| owner.uid.as_str()).collect();
+    ensure!(owners == [uid.as_str()] && interface.spec.pod_uid == uid, "{owners:?}");
+    let members: Api<NetworkMembers> = Api::all(cluster.client.clone());
+    let of_node = ListParams::default().fields("spec.nodeName=node2,spec.network=red");
+    let objects = members.list(&of_node).await?.items.into_iter();
+    let confirmed = objects
+        .filter_map(|object| object.status)
+        .flat_map(|status| status.members);
+    let confirmed = confirmed.filter(|confirmed| confirmed.member.pod_name == name);
+    let uids: Vec<String> = confirmed.map(|confirmed| confirmed.member.pod_uid).collect();
+    ensure!(uids == [uid], "{uids:?}");
+    Ok(())
 }
 
 async fn each_change_costs_few_writes(cluster: &Cluster) -> Result<()> {

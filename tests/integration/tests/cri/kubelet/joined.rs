@@ -8,7 +8,10 @@ use kni_integration::{kubelet::random_hex, require};
 use kni_local_node::{LocalNode, Part};
 use serde_json::{Value, json};
 
-use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
+use super::{
+    scene::{PATIENCE, PORT, Scene, container, pod, server},
+    static_pods::StaticPod,
+};
 
 /// An image with kubectl: a controller that connects to its cluster with its service account.
 const KUBECTL: &str = "kni.local/kubectl:1";
@@ -35,6 +38,7 @@ fn the_agent_follows_the_api_server() -> Result<()> {
     names(&mut scene)?;
     controller(&mut scene)?;
     policy(&mut scene, &address)?;
+    a_static_pod(&mut scene)?;
     without_api_server(&mut scene, &address)
 }
 
@@ -137,8 +141,30 @@ fn policy(scene: &mut Scene, address: &str) -> Result<()> {
     wait_for_answers(scene)
 }
 
-/// Tests an outage of the API server: traffic continues, and a pod whose sandbox has died gets a new one with an
-/// interface.
+/// Tests a pod of a manifest on the node, of which the API server has a mirror.
+fn a_static_pod(scene: &mut Scene) -> Result<()> {
+    let fixed = StaticPod::write(scene, "fixed")?;
+    fixed.answers(scene, "client")?;
+    fixed.is_reported(scene)?;
+    fixed.answers(scene, "client")?;
+    fixed.remove(scene)
+}
+
+/// Writes the manifest of a static pod while there is no API server, and waits until the agent has refused it by name.
+fn a_static_pod_waits(scene: &mut Scene) -> Result<StaticPod> {
+    let waits = StaticPod::write(scene, "waits")?;
+    let (agent, pod) = (&scene.agent, format!("pod default/{}, ", waits.mirror));
+    let is_refusal = |line: &str| line.contains(&pod) && line.contains("whose mirror pod the kubelet creates");
+    let refused = "the static pod waits for its mirror pod";
+    scene
+        .machine
+        .local
+        .wait(refused, PATIENCE, |_| Ok(agent.log().lines().any(is_refusal)))?;
+    Ok(waits)
+}
+
+/// Tests an outage of the API server: traffic continues, a pod whose sandbox has died gets a new one with an
+/// interface, and a static pod waits for its mirror pod.
 fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
     let before = running(scene.local(), "known")?;
     scene.machine.local.kill(Part::ApiServer)?;
@@ -159,6 +185,7 @@ fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
             ensure!(pod.sandbox != before.sandbox, "the old sandbox runs");
             Ok(pod.exec(node, &ask)?.starts_with("web "))
         })?;
+    let waits = a_static_pod_waits(scene)?;
 
     scene.machine.local.start(Part::ApiServer)?;
     let ready = ["get", "--raw", "/readyz"];
@@ -175,6 +202,7 @@ fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
             let ask = ["/kni-probe", "ask", &ip, &port, "--timeout-ms", "1000"];
             Ok(running(node, "client")?.exec(node, &ask)?.starts_with("known "))
         })?;
+    waits.answers(scene, "client")?;
     wait_for_answers(scene)
 }
 

@@ -11,7 +11,10 @@ use jiff::{SignedDuration, Timestamp};
 use kni_integration::{cluster::audit::Audit, eventually_sync, require, trace::Trace};
 use serde_json::json;
 
-use super::super::scene::{PATIENCE, PORT, Scene, server};
+use super::super::{
+    scene::{PATIENCE, PORT, Scene, server},
+    static_pods::StaticPod,
+};
 
 const PODS: usize = 10;
 /// The most pods after those until a call is quick.
@@ -38,7 +41,7 @@ const GATHERED: SignedDuration = SignedDuration::from_millis(50);
 #[test]
 fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
     require!(steady, root, netns, bpf, machine, strace);
-    let scene = Scene::joined_by_kni("kni-quiet")?;
+    let mut scene = Scene::joined_by_kni("kni-quiet")?;
     // The node has its blocks of addresses after the first pod.
     scene.create(&[server("first", &json!({}))])?;
     let processes: Vec<u32> = scene
@@ -71,7 +74,10 @@ fn a_pod_costs_no_plugin_and_no_request() -> Result<()> {
         scene.create(&[server(&name, &json!({}))])?;
         quick = no_request(&scene, &[name])?;
     }
-    Ok(())
+    // The agent attaches it by what the kubelet sends, and reports it once it knows the mirror pod.
+    let fixed = StaticPod::write(&scene, "fixed")?;
+    fixed.answers(&mut scene, "first")?;
+    fixed.is_reported(&mut scene)
 }
 
 /// Waits until the agent has sent no request for [`SILENCE`]: all reports about earlier pods are sent.

@@ -2,7 +2,6 @@
 //! the network with its first instruction.
 
 use std::{
-    fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, TcpStream},
     process::{Child, ChildStdout, Stdio},
@@ -11,11 +10,14 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::require;
-use kni_local_node::{LocalNode, image};
+use kni_local_node::image;
 use serde_json::{Value, json};
 
 use super::{
-    super::scene::{PATIENCE, PORT, Scene, container, pod, server},
+    super::{
+        scene::{PATIENCE, PORT, Scene, container, pod, server},
+        static_pods::StaticPod,
+    },
     nothing_is_left,
 };
 
@@ -135,22 +137,9 @@ fn a_stateful_set_replaces_its_pod(scene: &mut Scene) -> Result<()> {
 
 /// A pod of a manifest on the node: it has a network before the API server knows it, and none once the file is away.
 fn a_static_pod(scene: &mut Scene) -> Result<()> {
-    let file = LocalNode::static_pods().join("fixed.json");
-    let inside = scene.local().inside().clone();
-    let manifest = server("fixed", &json!({})).to_string();
-    inside.enter(|| fs::write(&file, manifest))??;
-    let mirror = format!("fixed-{}", scene.local().name());
-    let ready = "{.status.conditions[?(@.type==\"Ready\")].status}";
-    scene.wait_for(&format!("pod/{mirror}"), ready, "True")?;
-    for address in scene.addresses(&mirror)? {
-        ensure!(scene.ask("server", &address.to_string(), PORT, "tcp")? == "fixed");
-    }
-    inside.enter(|| fs::remove_file(&file))??;
-    scene.machine.local.wait("the static pod is gone", PATIENCE, |node| {
-        Ok(node
-            .kubectl(&["get", "pod", &mirror, "--ignore-not-found", "-o", "name"])?
-            .is_empty())
-    })
+    let fixed = StaticPod::write(scene, "fixed")?;
+    fixed.answers(scene, "server")?;
+    fixed.remove(scene)
 }
 
 fn a_port_is_forwarded(scene: &Scene) -> Result<()> {
