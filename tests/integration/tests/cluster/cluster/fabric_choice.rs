@@ -10,12 +10,12 @@ use kni_integration::{
     require, wait,
 };
 use kube::{
-    Api,
-    api::{ListParams, Patch, PatchParams},
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use super::scene::network_object;
+use super::scene::{network_object, wait_for_condition};
 
 /// Time in which a loop of writes would show.
 const REST: Duration = Duration::from_secs(5);
@@ -39,6 +39,7 @@ async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs()
     patch(&cluster, "stated", &json!({ "fabric": "None" })).await?;
     cluster.start_controller().await?;
     wait_for_fabric(&cluster, "restored", Fabric::Overlay).await?;
+    wait_for_condition(&cluster, "restored", "Ready", true).await?;
     wait_for_fabric(&cluster, "touched", Fabric::Overlay).await?;
     wait_for_fabric(&cluster, "stated", Fabric::None).await?;
     for (name, fabric) in [("new", Fabric::Overlay), ("native", Fabric::Native)] {
@@ -48,6 +49,7 @@ async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs()
         );
     }
 
+    exported_and_created_again(&cluster).await?;
     quiet(&cluster).await?;
     patch(&cluster, "stated", &json!({ "fabric": "Native" })).await?;
     wait_for_fabric(&cluster, "stated", Fabric::Native).await?;
@@ -67,6 +69,32 @@ async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs()
     );
     patch(&cluster, "new", &json!({ "fabric": "None" })).await?;
     wait_for_fabric(&cluster, "new", Fabric::None).await
+}
+
+/// `kubectl get -o yaml` of a network, then `kubectl create` of the result once the network is gone: the API server drops
+/// the status, and keeps the finalizer.
+async fn exported_and_created_again(cluster: &Cluster) -> Result<()> {
+    let mut exported = network_object(cluster, "touched").await?;
+    let decided = exported.status.as_ref().and_then(|status| status.fabric);
+    ensure!(decided == Some(Fabric::Overlay), "it has a status: {exported:?}");
+    ensure!(
+        exported.finalizers() == [IN_USE_FINALIZER],
+        "{:?}",
+        exported.finalizers()
+    );
+    let former = exported.metadata.uid.take();
+    (exported.metadata.resource_version, exported.metadata.managed_fields) = (None, None);
+    api(cluster).delete("touched", &DeleteParams::default()).await?;
+    wait::until("network touched is gone", patience(), async || {
+        Ok(api(cluster).get_opt("touched").await?.is_none())
+    })
+    .await?;
+    let created = api(cluster).create(&PostParams::default(), &exported).await?;
+    ensure!(created.metadata.uid != former, "it is another network");
+    let is_as_expected = created.finalizers() == [IN_USE_FINALIZER] && created.status.is_none();
+    ensure!(is_as_expected, "the finalizer alone is kept: {created:?}");
+    wait_for_fabric(cluster, "touched", Fabric::Overlay).await?;
+    wait_for_condition(cluster, "touched", "Ready", true).await.map(drop)
 }
 
 /// Once the networks have their numbers, they are not written any more.

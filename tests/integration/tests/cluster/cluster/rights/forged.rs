@@ -1,5 +1,5 @@
 //! Tests that no `NetworkMembers` gives an identity whose report other objects contradict, also if RBAC and admission
-//! let it pass; and that false `PodInterface`s are removed.
+//! let it pass; and that false `PodInterface`s are removed, and let no namespace into a network.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use k8s_openapi::api::{core::v1::Node, events::v1::Event};
 use kni_api::{AddressBlock, NetworkMembers, PodInterface, network_members};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{objects, patience},
+    cluster::{connect, objects, patience, token},
     wait,
 };
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -21,6 +21,8 @@ use serde_json::{Value, json};
 
 use super::super::scene::{address, network_object};
 
+/// A network that is created after a report about it.
+const LATER: &str = "payments";
 /// Number of the report that is true; those after it are false. No node has that many pods here.
 const TRUE: usize = 100;
 
@@ -115,6 +117,7 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     relabel(cluster, admin, "admin").await?;
     wait::until("admin is one again", patience(), async || reaches(cluster, known)).await?;
     false_interfaces(cluster, admin, stranger).await?;
+    an_interface_before_its_network(cluster, stranger).await?;
     drop(agent);
     wait::until(
         "the agent of node2 removes what it did not report",
@@ -126,6 +129,56 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     )
     .await?;
     ensure!(reaches(cluster, known)?, "admin keeps its own");
+    Ok(())
+}
+
+/// The token of node2 reports a pod of its node in a network that does not exist yet. The network is created without
+/// `spec.access`: that says afterwards what its author has written, and the report lets no namespace in.
+async fn an_interface_before_its_network(cluster: &Cluster, stranger: &Pod) -> Result<()> {
+    let token = token(&cluster.client, "kni-agent", Some("node2")).await?;
+    let client = connect(cluster.fabric.inside(), &cluster.control.token_kubeconfig(&token)).await?;
+    let forged: PodInterface = serde_json::from_value(json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "PodInterface",
+        "metadata": {
+            "name": kni_api::pod_interface::name(&stranger.name, &stranger.uid, "net8"),
+            "labels": { "kni.dev/network": LATER },
+        },
+        "spec": {
+            "podName": stranger.name, "podUid": stranger.uid, "nodeName": "node2", "podNetworkName": LATER,
+            "interfaceName": "net8", "sandboxId": "0",
+        },
+    }))?;
+    let interfaces: Api<PodInterface> = Api::namespaced(client, &stranger.namespace);
+    interfaces.create(&PostParams::default(), &forged).await?;
+    let of_team = json!({ "namespaceSelector": { "matchLabels": { "team": LATER } } });
+    cluster
+        .apply(&[
+            objects::network_without_access(LATER, &["10.77.0.0/16"], &of_team),
+            objects::namespace("payments-team", &json!({ "team": LATER })),
+        ])
+        .await?;
+    wait::until(
+        "kni-controller has seen the report in the network",
+        patience(),
+        async || {
+            let status = network_object(cluster, LATER).await?.status.context("no status")?;
+            Ok(status.interfaces == 1 && status.fabric.is_some())
+        },
+    )
+    .await?;
+    // A pod that may join runs: the controllers and an agent have taken the network as it is.
+    let own = cluster.run(&[objects::pod("payments-team", "own", "node1")]).await?;
+    let kubelet = cluster.nodes[0].kubelet.kni();
+    let joined = kubelet.interfaces_of("payments-team", &own[0].name).await?;
+    ensure!(joined.iter().any(|interface| interface.network == LATER), "{joined:?}");
+    let refused = kubelet
+        .run_pod("plain", "intruder", &[("kni.dev/network", LATER)])
+        .await;
+    let refused = refused.err().context("a pod of another namespace has joined")?;
+    ensure!(refused.message().contains("spec.access.namespaces"), "{refused:?}");
+    let access = network_object(cluster, LATER).await?.spec.access;
+    ensure!(access.is_none(), "{access:?}");
     Ok(())
 }
 
