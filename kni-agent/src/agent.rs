@@ -31,7 +31,7 @@ use kni_flows::{Flows, RemotePods};
 use kni_grpc::{self as grpc, Health, Services, Sockets, UnknownKeys};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
-use kni_model::{service::ServiceNetwork, view::DesiredNetworks};
+use kni_model::{network::EgressMode, service::ServiceNetwork, view::DesiredNetworks};
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions, PoolSize};
 use kni_store::{Contents, Store};
@@ -284,8 +284,13 @@ async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
     let applied = node.attacher.apply_networks(desired).await;
     let networks = node.attacher.networks();
     let of_services = networks.iter().map(|view| {
-        let (id, subnets) = (view.network.id, view.network.spec.subnets.clone());
-        (view.network.spec.name.clone(), ServiceNetwork { id, subnets })
+        let (id, spec) = (view.network.id, &view.network.spec);
+        let network = ServiceNetwork {
+            id,
+            subnets: spec.subnets.clone(),
+            routed: spec.egress == EgressMode::Route,
+        };
+        (spec.name.clone(), network)
     });
     let of_services: BTreeMap<_, _> = of_services.collect();
     let default = networks.iter().find(|view| view.network.spec.default);

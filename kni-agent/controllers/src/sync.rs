@@ -275,18 +275,19 @@ impl Cluster {
         loop {
             let versions = {
                 let tables = self.objects.cache.tables();
-                // Networks admit Services by the labels of namespaces, and nodes are hosts outside.
+                // Networks admit Services by the labels of namespaces, and nodes are hosts outside, by all addresses.
                 (
                     tables.services.version(),
                     tables.slices.version(),
                     tables.namespaces.version(),
                     tables.node_endpoints.version(),
+                    tables.own_node.version(),
                 )
             };
             if seen != Some(versions) {
                 seen = Some(versions);
                 apply_services(&self.objects.cache, &self.sync, &self.services_of_all).await;
-                self.report_strangers(&mut reported).await;
+                self.report_services(&mut reported).await;
             }
             if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;

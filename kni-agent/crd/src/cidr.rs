@@ -50,7 +50,8 @@ pub(super) fn read_addresses(field: &str, list: &[String]) -> Result<Vec<IpAddr>
     Ok(addresses)
 }
 
-fn read_address(text: &str) -> Result<IpAddr, String> {
+/// Parses an address that a host may have.
+pub(super) fn read_address(text: &str) -> Result<IpAddr, String> {
     let address: IpAddr = text
         .parse()
         .map_err(|error| format!("{:?} is not an address: {error}", shown(text)))?;

@@ -9,6 +9,7 @@ mod egress_network;
 mod egress_pool;
 mod egress_rules;
 mod endpoint_slice;
+mod external_addresses;
 mod from_object;
 mod invalid;
 mod labels;

@@ -8,11 +8,12 @@ use std::{
 use k8s_openapi::api::core::v1::{Service as ServiceObject, ServicePort as PortObject, ServiceSpec};
 use kni_model::{
     NetworkName,
-    service::{Service, ServicePort, ServiceRef, TrafficDistribution},
+    service::{ExternalAddresses, Service, ServicePort, ServiceRef, TrafficDistribution},
 };
 
 use super::{
     cidr::read_addresses,
+    external_addresses::read_external,
     invalid::{FieldError, InvalidObject, at, read_each, shown},
     names::{NameRule, is_dns_label, of_object, read_names},
     ports::{read_port, read_protocol},
@@ -66,6 +67,7 @@ fn convert(object: &ServiceObject, spec: &ServiceSpec) -> Result<Option<Service>
         affinity_seconds: None,
         local_only: false,
         distribution: TrafficDistribution::Any,
+        external: ExternalAddresses::default(),
     };
     if label(PROXY_NAME).is_some_and(|proxy| proxy != OUR_PROXY) {
         return Ok(Some(foreign));
@@ -76,6 +78,7 @@ fn convert(object: &ServiceObject, spec: &ServiceSpec) -> Result<Option<Service>
         affinity_seconds: read_affinity(spec)?,
         local_only: read_local_only(spec)?,
         distribution: read_distribution(spec, object.metadata.annotations.as_ref())?,
+        external: read_external(object, spec),
         ..foreign
     }))
 }
@@ -241,6 +244,7 @@ mod tests {
             affinity_seconds: None,
             local_only: false,
             distribution: TrafficDistribution::Any,
+            external: ExternalAddresses::default(),
         };
         assert_eq!(service, expect);
     }

@@ -28,7 +28,7 @@ use kni_model::{
 use kni_policy::PolicyEngine;
 pub use kni_policy::Quota;
 use kni_services::ServiceEngine;
-pub use kni_services::{ServiceQuota, Strangers};
+pub use kni_services::{ServiceQuota, Strangers, Unserved, UnservedReason};
 pub use names::PolicySummary;
 use tokio::sync::Notify;
 

@@ -14,7 +14,7 @@ use kni_model::{
     service::{ServicePort, ServiceRef},
 };
 use kni_policy::EffectiveRule;
-use kni_services::{FrontendView, Strangers};
+use kni_services::{FrontendView, Strangers, Unserved};
 
 use super::{Enforcer, health::PolicyCounts, lock};
 
@@ -100,6 +100,11 @@ impl Enforcer {
     /// hosts outside. May block while Services are applied.
     pub fn strangers(&self) -> Vec<Strangers> {
         lock(&self.services).engine.strangers().to_vec()
+    }
+
+    /// The addresses outside of the cluster at which pods do not reach their Service. May block likewise.
+    pub fn unserved(&self) -> Vec<Unserved> {
+        lock(&self.services).engine.unserved().to_vec()
     }
 
     /// Why policies are not enforced, so that no pod can be attached.

@@ -52,6 +52,20 @@ pub struct Service {
     pub local_only: bool,
     /// Preference.
     pub distribution: TrafficDistribution,
+    /// Its addresses beside the virtual ones.
+    pub external: ExternalAddresses,
+}
+
+/// The addresses of a Service that are none of the cluster's own, in canonical form.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExternalAddresses {
+    /// Addresses that a load balancer assigned and whose packets it sends to the nodes unchanged
+    /// (`status.loadBalancer.ingress` with `ipMode: VIP`).
+    pub balanced: BTreeSet<IpAddr>,
+    /// The clients that the load balancer admits (`spec.loadBalancerSourceRanges`); `None`: all.
+    pub clients: Option<Vec<IpNet>>,
+    /// Addresses that the writer of the Service chose (`spec.externalIPs`).
+    pub chosen: BTreeSet<IpAddr>,
 }
 
 /// A port of a Service.
@@ -120,6 +134,8 @@ pub struct ServiceNetwork {
     pub id: NetworkId,
     /// The address ranges of its pods.
     pub subnets: Vec<IpNet>,
+    /// Whether packets to addresses outside of the pod networks take the node's stack, and so its own proxy.
+    pub routed: bool,
 }
 
 /// The properties of the node that determine its choice of endpoints.

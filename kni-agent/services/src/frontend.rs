@@ -1,4 +1,4 @@
-//! Describes a service port at one virtual address, with its backends.
+//! Describes a service port at one address, with its backends.
 
 use std::net::IpAddr;
 
@@ -9,13 +9,15 @@ use kni_model::{
 
 use super::choose::Choice;
 
-/// A service port at one virtual address.
+/// A service port at one address.
 #[derive(Debug)]
 pub(super) struct Frontend {
     pub(super) service: ServiceRef,
     pub(super) port: ServicePort,
     pub(super) network: NetworkName,
     pub(super) address: IpAddr,
+    /// Whether the address is one outside of the cluster. It has no row of `ADDRESSES`: its other ports are left alone.
+    pub(super) external: bool,
     pub(super) affinity_seconds: Option<u32>,
     pub(super) choice: Choice,
 }

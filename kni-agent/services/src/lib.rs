@@ -18,6 +18,7 @@ use kni_model::{
 
 mod changes;
 mod choose;
+mod external;
 mod frontend;
 mod map_state;
 mod members;
@@ -29,6 +30,7 @@ mod tests;
 mod view;
 
 pub use choose::NoBackendReason;
+pub use external::{Unserved, UnservedReason};
 use map_state::MapState;
 pub use members::Strangers;
 pub use quota::ServiceQuota;
@@ -205,11 +207,13 @@ impl ServiceEngine {
 
     /// The parts of Services that are not applied, with the reasons, as of the last plan: a port that another Service
     /// has at the same address (the first by namespace and name wins), an unknown
-    /// network, a namespace over its share, or [`Self::strangers`].
+    /// network, a namespace over its share, [`Self::strangers`], or [`Self::unserved`].
     pub fn refused(&self) -> Vec<String> {
         let mut refused = self.desired.refused.clone();
         let strangers = self.desired.strangers.iter();
         refused.extend(strangers.map(|strangers| format!("Service {}: {strangers}", strangers.service)));
+        let unserved = self.desired.unserved.iter();
+        refused.extend(unserved.map(|unserved| format!("Service {}: {unserved}", unserved.service)));
         refused
     }
 
@@ -222,6 +226,11 @@ impl ServiceEngine {
     /// network without a pod of this node, only those that the slices place on this node.
     pub fn strangers(&self) -> &[Strangers] {
         &self.desired.strangers
+    }
+
+    /// Addresses outside of the cluster at which pods do not reach their Service, as of the last plan.
+    pub fn unserved(&self) -> &[Unserved] {
+        &self.desired.unserved
     }
 }
 

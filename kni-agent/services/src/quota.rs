@@ -158,10 +158,12 @@ fn needs(frontends: &BTreeMap<ServiceKey, Frontend>) -> BTreeMap<String, BTreeMa
     for (key, frontend) in frontends {
         let units = needs.entry(frontend.service.namespace.clone()).or_default();
         let need = units.entry(unit(frontend)).or_default();
-        need.addresses.insert(AddressKey {
-            network: key.network,
-            address: key.address,
-        });
+        if !frontend.external {
+            need.addresses.insert(AddressKey {
+                network: key.network,
+                address: key.address,
+            });
+        }
         need.services += 1;
         need.backends += frontend.choice.backends.len();
     }

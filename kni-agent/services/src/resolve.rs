@@ -11,11 +11,12 @@ use kni_common::{
 };
 use kni_model::{
     NetworkId, NetworkName,
-    service::{EndpointSlice, NodePlace, Service, ServiceNetwork, ServicePort, SliceEndpoint},
+    service::{EndpointSlice, ExternalAddresses, NodePlace, Service, ServiceNetwork, ServicePort, SliceEndpoint},
 };
 
 use super::{
     choose::{Candidate, NoBackendReason, choose},
+    external::{Taken, Unserved, served},
     frontend::Frontend,
     members::{Members, Strangers},
     quota::{ServiceQuota, limit},
@@ -45,6 +46,8 @@ pub(super) struct Desired {
     pub(super) refused: Vec<String>,
     /// By Service, at most one for each network.
     pub(super) strangers: Vec<Strangers>,
+    /// By Service, at most one for each network.
+    pub(super) unserved: Vec<Unserved>,
     /// Namespaces over their share, with the reason.
     pub(super) overruns: BTreeMap<String, String>,
 }
@@ -62,6 +65,7 @@ pub(super) fn resolve(inputs: &Inputs, quota: ServiceQuota) -> Desired {
         slices.entry(service).or_default().push(slice);
     }
     let mut desired = Desired::default();
+    let mut external = Vec::new();
     for service in &inputs.services {
         let Some((name, network)) = desired.network(inputs, service) else {
             continue;
@@ -81,10 +85,14 @@ pub(super) fn resolve(inputs: &Inputs, quota: ServiceQuota) -> Desired {
                 address: from_ip(address),
             });
             for port in &service.ports {
-                desired.add(&inputs.place, service, port, (name, id), address, &slices);
+                desired.add(&inputs.place, service, port, (name, id), (address, false), &slices);
             }
         }
+        if service.external != ExternalAddresses::default() {
+            external.push((service, (name, network), slices));
+        }
     }
+    desired.add_external(inputs, &external);
     let limited = limit(quota, &mut desired.frontends, &mut desired.addresses);
     desired.refused.extend(limited.refused);
     desired.overruns = limited.overruns;
@@ -147,19 +155,65 @@ impl Desired {
         admitted
     }
 
+    /// Adds the addresses outside of the cluster, after all virtual addresses.
+    fn add_external(
+        &mut self,
+        inputs: &Inputs,
+        services: &[(&Service, (&NetworkName, &ServiceNetwork), Vec<Admitted<'_>>)],
+    ) {
+        if services.is_empty() {
+            return;
+        }
+        let addresses = inputs.services.iter().flat_map(|service| &service.cluster_ips);
+        let taken = Taken {
+            networks: &inputs.networks,
+            virtual_addresses: addresses.map(IpAddr::to_canonical).collect(),
+        };
+        for (service, (name, network), slices) in services {
+            let (addresses, unserved) = served(service, network, &taken);
+            for address in addresses {
+                for port in &service.ports {
+                    self.add(
+                        &inputs.place,
+                        service,
+                        port,
+                        (name, network.id),
+                        (address, true),
+                        slices,
+                    );
+                }
+            }
+            let count = unserved.len();
+            let endpoints = slices.iter().flat_map(|(_, endpoints)| endpoints);
+            let first = endpoints.min_by_key(|(_, address)| *address);
+            self.unserved
+                .extend(unserved.into_iter().next().map(|(address, reason)| Unserved {
+                    service: service.reference.clone(),
+                    network: (*name).clone(),
+                    address,
+                    reason,
+                    count,
+                    node: first.and_then(|(endpoint, _)| endpoint.node.clone()),
+                }));
+        }
+    }
+
+    /// Adds a port at an address, which is one outside of the cluster where `external` is set.
     fn add(
         &mut self,
         place: &NodePlace,
         service: &Service,
         port: &ServicePort,
         (network, id): (&NetworkName, NetworkId),
-        address: IpAddr,
+        (address, external): (IpAddr, bool),
         slices: &[Admitted<'_>],
     ) {
         match self.frontends.entry(service_key(id, address, port.protocol, port.port)) {
             Entry::Vacant(entry) => {
                 let candidates = candidates(place, port, address, slices);
-                let mut choice = choose(&candidates, service.local_only, service.distribution);
+                // At an address outside neither policy holds for a pod, as if its packet went there and came back.
+                let local_only = service.local_only && !external;
+                let mut choice = choose(&candidates, local_only, service.distribution);
                 let are_refused = |(slice, admitted): &Admitted<'_>| slice.endpoints.len() > admitted.len();
                 if candidates.is_empty() && slices.iter().any(are_refused) {
                     choice.empty = Some(NoBackendReason::NoMember);
@@ -169,6 +223,7 @@ impl Desired {
                     port: port.clone(),
                     network: network.clone(),
                     address,
+                    external,
                     affinity_seconds: service.affinity_seconds,
                     choice,
                 });

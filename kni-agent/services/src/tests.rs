@@ -8,7 +8,7 @@ use kni_common::{
 };
 use kni_model::{
     GoneBackend,
-    service::{SliceEndpoint, SlicePort, TrafficDistribution},
+    service::{ExternalAddresses, SliceEndpoint, SlicePort, TrafficDistribution},
 };
 use maps::Maps;
 
@@ -16,6 +16,7 @@ use super::*;
 
 mod choice;
 mod converge;
+mod external;
 mod foreign;
 mod maps;
 mod members;
@@ -52,7 +53,12 @@ fn network_name(text: &str) -> NetworkName {
 fn of_subnets(name: &str, id: u32, subnets: &[&str]) -> (NetworkName, ServiceNetwork) {
     let subnets = subnets.iter().map(|subnet| subnet.parse().unwrap()).collect();
     let id = network(id);
-    (network_name(name), ServiceNetwork { id, subnets })
+    let network = ServiceNetwork {
+        id,
+        subnets,
+        routed: false,
+    };
+    (network_name(name), network)
 }
 
 fn networks(engine: &mut ServiceEngine) {
@@ -88,6 +94,7 @@ fn service(name: &str, cluster_ips: &[&str]) -> Service {
         affinity_seconds: None,
         local_only: false,
         distribution: TrafficDistribution::Any,
+        external: ExternalAddresses::default(),
     }
 }
 
