@@ -27,6 +27,12 @@ pub fn id(network: u32, packet: &Packet, work: &mut Work) -> u32 {
     }
 }
 
+/// Whether the packet's destination is a port of a Service, by whichever address.
+#[inline(always)]
+pub fn has_port(network: u32, packet: &Packet, work: &mut Work) -> bool {
+    !matches!(read(network, packet, &mut work.service), Err(Verdict::NoServicePort))
+}
+
 /// Copies the row of the service port that the packet is for.
 #[inline(never)]
 fn read(network: u32, packet: &Packet, service: &mut ServiceValue) -> Result<(), Verdict> {

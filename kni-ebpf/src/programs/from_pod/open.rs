@@ -1,5 +1,6 @@
 //! Decides about packets from a pod without a current flow: first packets, packets after a policy change, ICMP errors.
 
+mod backend;
 mod routed;
 
 use aya_ebpf::programs::TcContext;
@@ -7,10 +8,7 @@ use kni_common::{
     Verdict,
     address::{ADDRESS_OF_SERVICE, AddressValue, words},
     endpoint::{EndpointPolicy, EndpointRow, FLAG_HOST_ACCESS, is_older},
-    flow::{
-        END_LOCAL, END_OUTSIDE, END_REMOTE, END_ROUTED, END_STACK, FLOW_CLOSED, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLIED,
-        FLOW_SERVICE, FlowEnd, FlowValue,
-    },
+    flow::{END_LOCAL, END_OUTSIDE, END_REMOTE, END_ROUTED, END_STACK, FLOW_HAIRPIN, FLOW_NODE, FlowEnd, FlowValue},
 };
 
 use super::own_port;
@@ -25,7 +23,7 @@ use crate::{
     policy, related, remote, service, shares, translate,
     work::Work,
 };
-use routed::{leads_to_stack, open_routed, open_uplink, route};
+use routed::{leads_outside, leads_to_stack, open_routed, open_uplink, route};
 
 global! {
     /// Evaluates the packet and opens or renews its flow. Not on the path of most packets.
@@ -47,17 +45,6 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
         }
     }
     open(ctx, row, packet, work)
-}
-
-/// A retransmitted SYN stays with the first one's backend: the reply may be in flight.
-#[inline(always)]
-fn keeps_backend(row: &EndpointRow, packet: &Packet, found: &FlowValue) -> bool {
-    let second = flow::is_second(packet);
-    let (_, sender) = found.sender(second);
-    found.flags & (FLOW_SERVICE | FLOW_REPLIED | FLOW_CLOSED) == FLOW_SERVICE
-        && !found.is_reply(second)
-        && !is_older(sender.generation, row.incarnation)
-        && flow::is_live(found)
 }
 
 /// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
@@ -196,13 +183,15 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
     }
     let mut translated = is_service(found);
     let mut way = 0;
-    if translated {
-        attempt!(translate_to_backend(row, packet, work));
-    } else if found.is_none() {
+    if found.is_none() {
         way = route(row.network, work);
-        if leads_to_stack(row, way) && !endpoint::is_plugin(row) {
-            translated = attempt!(own_port::translate(row, packet, work));
-        }
+        // An address outside of the cluster is a Service's at the Service's ports only.
+        translated = leads_outside(way) && !endpoint::is_plugin(row) && service::has_port(row.network, packet, work);
+    }
+    if translated {
+        attempt!(backend::translate(row, packet, work));
+    } else if leads_to_stack(row, way) && !endpoint::is_plugin(row) {
+        translated = attempt!(own_port::translate(row, packet, work));
     }
     if translated {
         if work.to.destination == packet.source {
@@ -304,20 +293,6 @@ fn located(word: u64) -> Option<AddressValue> {
 #[inline(always)]
 fn is_service(found: Option<AddressValue>) -> bool {
     matches!(found, Some(found) if found.endpoint == ADDRESS_OF_SERVICE)
-}
-
-#[inline(always)]
-fn translate_to_backend(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
-    if packet.class == Class::Open
-        && let Some(found) = flow::lookup(row.network, packet)
-        && keeps_backend(row, packet, found)
-    {
-        work.event.service = service::id(row.network, packet, work);
-        work.to.destination = words(found.destination);
-        work.to.ports = found.ports.word();
-        return Ok(());
-    }
-    service::choose(row.network, packet, work)
 }
 
 /// Opens a flow of a pod to itself through a service; no policy applies.

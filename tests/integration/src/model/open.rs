@@ -28,7 +28,8 @@ impl Model {
     /// Opens the flow.
     pub(super) fn open(&mut self, opening: &Opening<'_>, choose: &mut Choose<'_>) -> Result<(), Verdict> {
         let flow = opening.flow;
-        let fate = if self.world.services.has_address(flow.network, flow.destination.0) {
+        let of_service = self.world.services.has_address(flow.network, flow.destination.0) || self.is_external(flow);
+        let fate = if of_service {
             let backend = match self.kept_backend(opening) {
                 Some(backend) => backend,
                 None => self.choose_backend(opening, choose)?,
@@ -44,6 +45,18 @@ impl Model {
         self.count_opened(opening.row.id, flow.protocol, false);
         self.learn(flow, &plan);
         Ok(())
+    }
+
+    /// Whether the destination is a Service's port at an address outside of the cluster.
+    fn is_external(&self, flow: Flow) -> bool {
+        let (address, port) = flow.destination;
+        let world = &self.world;
+        world.owner(flow.network, address).is_none()
+            && matches!(world.route(flow.network, address), Some(Route::Stack) | None)
+            && world
+                .services
+                .fronts
+                .contains_key(&(flow.network, address, flow.protocol, port))
     }
 
     /// A repeated SYN is sent to the backend of the first one until that has answered.

@@ -1,7 +1,7 @@
 //! Models the backends of virtual addresses, and the choice of one for a flow.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
 };
 
@@ -42,13 +42,18 @@ pub struct Last {
 pub struct Services {
     /// Service ports.
     pub fronts: BTreeMap<Front, Service>,
+    /// Addresses outside of the cluster, which are Services' at their ports only.
+    pub external: BTreeSet<(u32, IpAddr)>,
     /// Last backends by service, network and client.
     pub last: HashMap<(u32, u32, IpAddr), Last>,
 }
 
 impl Services {
-    /// Whether any service has the address.
+    /// Whether any service has the address, with all ports.
     pub fn has_address(&self, network: u32, address: IpAddr) -> bool {
+        if self.external.contains(&(network, address)) {
+            return false;
+        }
         let ports = (network, address, 0, 0)..=(network, address, u8::MAX, u16::MAX);
         self.fronts.range(ports).next().is_some()
     }

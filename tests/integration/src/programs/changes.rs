@@ -177,6 +177,12 @@ impl Lockstep {
         members.into_iter().try_for_each(|id| self.remember_generation(id))
     }
 
+    /// [`Self::serve`] at an address outside of the cluster, whose other ports are left alone.
+    pub fn serve_outside(&mut self, front: Front, service: &Service) -> Result<()> {
+        self.model.world.services.external.insert((front.0, front.1));
+        self.serve(front, service)
+    }
+
     /// Adds a service port, or replaces its backends. Known flows are unchanged.
     pub fn serve(&mut self, front: Front, service: &Service) -> Result<()> {
         self.lists += 1;
@@ -203,11 +209,13 @@ impl Lockstep {
             affinity: service.affinity,
             check: 0,
         };
-        let steps = [
+        let mut steps = vec![
             ServiceStep::PutBackends(rows),
             ServiceStep::PutServices(vec![(service_key(&front), row)]),
-            ServiceStep::PutAddresses(vec![address_key(&front)]),
         ];
+        if !self.model.world.services.external.contains(&(front.0, front.1)) {
+            steps.push(ServiceStep::PutAddresses(vec![address_key(&front)]));
+        }
         self.programs().dataplane().apply_services(&steps)?;
         self.model.world.services.fronts.insert(front, service.clone());
         self.remove_unused_backends()

@@ -15,6 +15,7 @@ mod lifetimes;
 mod link;
 mod metadata;
 mod options;
+mod outside_services;
 mod own_ports;
 mod policy;
 mod policy_changes;

@@ -58,6 +58,13 @@ pub(super) const fn leads_to_stack(row: &EndpointRow, way: u32) -> bool {
     action == ACTION_STACK && row.flags & FLAG_HOST_ACCESS != 0
 }
 
+/// Whether this [`route`] leads out of the pod networks, or nowhere, and to no address of a node.
+#[inline(always)]
+pub(super) const fn leads_outside(way: u32) -> bool {
+    let (action, flags) = halves(way);
+    matches!(action, ACTION_MASQUERADE | ACTION_STACK | 0) && flags & ROUTE_NODE == 0
+}
+
 /// Opens a flow to a destination that is not a local endpoint. `way`: its [`route`].
 #[inline(always)]
 pub(super) fn open_routed(
