@@ -58,6 +58,9 @@ type SlicesOf<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a EndpointSlice>>;
 /// A slice with its endpoints that the Service's network admits.
 type Admitted<'a> = (&'a EndpointSlice, Vec<(&'a SliceEndpoint, IpAddr)>);
 
+/// A Service with addresses outside of the cluster, its network and its endpoints.
+type WithExternal<'a> = (&'a Service, (&'a NetworkName, &'a ServiceNetwork), Vec<Admitted<'a>>);
+
 pub(super) fn resolve(inputs: &Inputs, quota: ServiceQuota) -> Desired {
     let mut slices = SlicesOf::new();
     for slice in &inputs.slices {
@@ -156,11 +159,7 @@ impl Desired {
     }
 
     /// Adds the addresses outside of the cluster, after all virtual addresses.
-    fn add_external(
-        &mut self,
-        inputs: &Inputs,
-        services: &[(&Service, (&NetworkName, &ServiceNetwork), Vec<Admitted<'_>>)],
-    ) {
+    fn add_external(&mut self, inputs: &Inputs, services: &[WithExternal<'_>]) {
         if services.is_empty() {
             return;
         }
