@@ -3,6 +3,7 @@
 use std::{
     io::{self, Read as _},
     mem,
+    os::fd::AsRawFd as _,
     time::{Duration, Instant},
 };
 
@@ -11,6 +12,14 @@ use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
 use crate::namespaces::Namespaces;
+
+// Options of packet sockets (`linux/if_packet.h`), which libc does not have.
+const PACKET_STATISTICS: libc::c_int = 6;
+const PACKET_QDISC_BYPASS: libc::c_int = 20;
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
+/// Bytes of captured frames for which [`PacketSocket::open_arriving`] has room.
+const ROOM: libc::c_int = 32 << 20;
 
 /// A raw packet socket on one interface.
 #[derive(Debug)]
@@ -27,6 +36,34 @@ impl PacketSocket {
         Self::bound(ns, "all interfaces", || Ok(0))
     }
 
+    /// Opens it inside `ns` for the frames that arrive at the interface, with room for thousands.
+    pub fn open_arriving(ns: &Namespaces, interface: &str) -> Result<Self> {
+        let socket = Self::open(ns, interface)?;
+        socket.set_option(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
+        socket.set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, ROOM)?;
+        Ok(socket)
+    }
+
+    /// Opens it inside `ns` as [`Self::open`]; what it sends passes no queue of the interface, and with it no program
+    /// at TC egress. It needs no capability but `CAP_NET_RAW`.
+    pub fn open_past_queues(ns: &Namespaces, interface: &str) -> Result<Self> {
+        let socket = Self::open(ns, interface)?;
+        socket.set_option(libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1)?;
+        Ok(socket)
+    }
+
+    fn set_option(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> Result<()> {
+        let (fd, size) = (self.0.as_raw_fd(), libc::socklen_t::try_from(size_of_val(&value))?);
+        // SAFETY: the descriptor is open, and the value lives through the call and has this size.
+        let set = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), size) };
+        anyhow::ensure!(
+            set == 0,
+            "option {option} of a packet socket: {}",
+            io::Error::last_os_error()
+        );
+        Ok(())
+    }
+
     fn bound(ns: &Namespaces, place: &str, index: impl FnOnce() -> io::Result<u32> + Send) -> Result<Self> {
         let socket = ns.enter(|| {
             let index = index()?;
@@ -38,6 +75,32 @@ impl PacketSocket {
         Ok(Self(socket.with_context(|| {
             format!("packet socket on {place} of {}", ns.name())
         })?))
+    }
+
+    /// Gives `each` all frames that were captured until now.
+    pub fn drain(&self, mut each: impl FnMut(&[u8])) -> Result<()> {
+        let mut buffer = vec![0; 65_536];
+        self.0.set_nonblocking(true)?;
+        loop {
+            match (&self.0).read(&mut buffer) {
+                Ok(length) => each(&buffer[..length]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(self.0.set_nonblocking(false)?)
+    }
+
+    /// How many frames were not captured, for want of room, since the last call.
+    pub fn lost(&self) -> Result<u32> {
+        // `struct tpacket_stats`: all frames, and the lost ones.
+        let mut counted = [0_u32; 2];
+        let mut size = libc::socklen_t::try_from(size_of_val(&counted))?;
+        let (fd, option, value) = (self.0.as_raw_fd(), PACKET_STATISTICS, counted.as_mut_ptr());
+        // SAFETY: the descriptor is open, and the value lives through the call and has this size.
+        let got = unsafe { libc::getsockopt(fd, libc::SOL_PACKET, option, value.cast(), &raw mut size) };
+        anyhow::ensure!(got == 0, "counters of a packet socket: {}", io::Error::last_os_error());
+        Ok(counted[1])
     }
 
     /// Sends a frame unchanged.

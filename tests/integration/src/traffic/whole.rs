@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    os::fd::AsRawFd as _,
+    os::fd::AsRawFd,
     time::Duration,
 };
 
@@ -32,7 +32,7 @@ pub fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
 }
 
 /// Sets an option, of a level, of a socket.
-pub fn set_option(socket: &UdpSocket, (level, option): (libc::c_int, libc::c_int), value: &[u8]) -> Result<()> {
+pub fn set_option(socket: &impl AsRawFd, (level, option): (libc::c_int, libc::c_int), value: &[u8]) -> Result<()> {
     let size = libc::socklen_t::try_from(value.len())?;
     // SAFETY: the descriptor is open and the option's value lives through the call.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value.as_ptr().cast(), size) };

@@ -267,8 +267,8 @@ async fn apply_networks(cluster: &Cluster, teams: &[&str], specs: &[(&str, Value
 
 /// A socket for whole packets at the pod's end of its interface, as a pod with all capabilities has.
 pub(super) struct Raw {
-    socket: PacketSocket,
-    link: Link,
+    pub(super) socket: PacketSocket,
+    pub(super) link: Link,
 }
 
 impl Raw {

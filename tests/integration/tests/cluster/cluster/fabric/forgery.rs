@@ -1,6 +1,6 @@
 //! Builds forged packets of the tunnel, sends many of them, and checks that each is dropped for its reason.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
@@ -26,24 +26,34 @@ pub(super) fn count() -> u32 {
 /// The content by which a forged datagram is recognised.
 const FORGED: &[u8] = b"00000000-forged";
 
-/// A VXLAN datagram with a forged packet inside.
+/// The content of a tunnel's datagram with a forged packet inside.
 pub(super) fn forged(number: u32, from: IpAddr, to: IpAddr) -> Vec<u8> {
+    in_tunnel(number, &Ip::new(from, to).packet(&Payload::udp(999, PORT, FORGED)))
+}
+
+/// The content of a tunnel's datagram with a packet inside.
+pub(super) fn in_tunnel(number: u32, packet: &[u8]) -> Vec<u8> {
     let [_, a, b, c] = number.to_be_bytes();
-    let inner = Ip::new(from, to).packet(&Payload::udp(999, PORT, FORGED));
-    let frame = Link::new([2, 0, 0, 0, 9, 9], [2, 0, 0, 0, 9, 8]).frame(&inner);
+    let frame = Link::new([2, 0, 0, 0, 9, 9], [2, 0, 0, 0, 9, 8]).frame(packet);
     [&[8, 0, 0, 0, a, b, c, 0], &frame[..]].concat()
 }
 
+/// Packets that a node has dropped, by the program and the reason.
+pub(super) async fn all_dropped(member: &Member) -> Result<BTreeMap<(String, String), u64>> {
+    let request = ListDropsRequest::default();
+    let listed = member.kubelet.kni().runtime().list_drops(request).await?;
+    let mut sums = BTreeMap::new();
+    for drop in listed.into_inner().drops {
+        let packets = drop.count.map_or(0, |count| count.packets);
+        *sums.entry((drop.direction, drop.reason)).or_default() += packets;
+    }
+    Ok(sums)
+}
+
 pub(super) async fn dropped(member: &Member, direction: &str, reason: &str) -> Result<u64> {
-    let listed = member
-        .kubelet
-        .kni()
-        .runtime()
-        .list_drops(ListDropsRequest::default())
-        .await?;
-    let drops = listed.into_inner().drops.into_iter();
-    let found = drops.filter(|drop| drop.direction == direction && drop.reason == reason);
-    Ok(found.filter_map(|drop| drop.count).map(|count| count.packets).sum())
+    let all = all_dropped(member).await?;
+    let found = all.get(&(direction.to_owned(), reason.to_owned()));
+    Ok(found.copied().unwrap_or_default())
 }
 
 /// Sends forged packets, and checks that exactly so many were dropped for the reason and that no server received one.

@@ -59,7 +59,7 @@ pub(super) async fn frames(bed: &Bed) -> Result<()> {
 }
 
 /// An address of the default network in no block of a node.
-async fn unowned(bed: &Bed, v4: bool) -> Result<IpAddr> {
+pub(super) async fn unowned(bed: &Bed, v4: bool) -> Result<IpAddr> {
     let blocks: Api<AddressBlock> = Api::all(bed.cluster.client.clone());
     let blocks = blocks.list(&ListParams::default()).await?.items;
     let taken = blocks.iter().filter(|block| block.spec.network == "default");
@@ -76,7 +76,7 @@ async fn unowned(bed: &Bed, v4: bool) -> Result<IpAddr> {
 }
 
 /// Turns off the kernel's own check, which IPv6 does not have.
-fn no_source_is_checked(member: &Member) -> Result<()> {
+pub(super) fn no_source_is_checked(member: &Member) -> Result<()> {
     for interface in ["all", "uplink0"] {
         let file = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
         member.node.enter(|| std::fs::write(&file, "0"))?.context(file)?;
@@ -84,7 +84,8 @@ fn no_source_is_checked(member: &Member) -> Result<()> {
     Ok(())
 }
 
-fn uplink(member: &Member) -> Result<Mac> {
+/// The MAC address of the node's uplink.
+pub(super) fn uplink(member: &Member) -> Result<Mac> {
     let shown: Value = serde_json::from_str(&member.node.run("ip", &["-j", "link", "show", "uplink0"])?)?;
     let mac = shown[0]["address"].as_str().and_then(parse_mac);
     mac.context("a MAC address")
