@@ -1,6 +1,8 @@
 //! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender;
 //! and forged senders past the tunnel. None is delivered, and each is counted with its reason.
 
+mod sources;
+
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
