@@ -1,5 +1,5 @@
-//! Decides which pod of the cluster a runtime means: the only place that compares a UID of a runtime with one of the API
-//! server.
+//! Decides which pod of the cluster a runtime means: the only place that compares a UID of a runtime with one of the
+//! API server.
 
 use std::sync::Arc;
 

@@ -67,16 +67,10 @@ pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
 pub use interface_name::interface_name;
 use kni_common::{
-    Direction, Verdict,
-    address::from_ip,
-    counter::HitKey,
-    event::Explanation,
-    flow::Ports,
-    layout::MapSpec,
-    service::{BackendValue, ServiceKey},
+    Direction, Verdict, address::from_ip, counter::HitKey, event::Explanation, flow::Ports, layout::MapSpec,
 };
 use kni_model::{
-    EndpointId, NetworkId, PolicyStep, PolicyTables, ServiceStep, ServiceTables,
+    EndpointId, NetworkId, PolicyStep, PolicyTables,
     view::{Count, EndpointCounts, MapView},
 };
 pub use records::{CopiedRecord, RecordMap};
@@ -297,23 +291,6 @@ impl Dataplane {
     /// Removes the hits of deleted policy sets.
     pub fn remove_hits(&self, sets: &[u32]) -> Result<(), DataplaneError> {
         lock(&self.policy).remove_hits(sets)
-    }
-
-    /// The rows of services.
-    pub fn service_tables(&self) -> Result<ServiceTables, DataplaneError> {
-        lock(&self.services).tables(&self.endpoints)
-    }
-
-    /// The backends that clients of each service port may still use, as flows and affinities show. Removes flows past
-    /// Services, which an interrupted change may have left.
-    pub fn service_uses(&self) -> Result<BTreeMap<ServiceKey, BTreeSet<BackendValue>>, DataplaneError> {
-        ServiceMaps::settle(&self.endpoints, &self.flows)?;
-        lock(&self.services).uses(&self.flows)
-    }
-
-    /// As [`Self::apply_policy`].
-    pub fn apply_services(&self, steps: &[ServiceStep]) -> Result<(), DataplaneError> {
-        lock(&self.services).apply(&self.endpoints, &self.flows, steps)
     }
 
     /// Writes the node's settings. Until then the programs have the row of an earlier agent, or zeros.

@@ -12,7 +12,7 @@ use kni_common::{
 use kni_model::{GoneBackend, ServiceStep, ServiceTables};
 
 use super::{
-    DataplaneError,
+    Dataplane, DataplaneError,
     endpoints::EndpointMaps,
     flows::{FlowTables, Taken},
     lock, membarrier,
@@ -72,7 +72,10 @@ impl ServiceMaps {
     }
 
     /// Removes flows past Services that an earlier agent left when it was interrupted.
-    pub(super) fn settle(endpoints: &Mutex<EndpointMaps>, flows: &FlowTables) -> Result<(), DataplaneError> {
+    pub(super) fn remove_old_bypasses(
+        endpoints: &Mutex<EndpointMaps>,
+        flows: &FlowTables,
+    ) -> Result<(), DataplaneError> {
         let addresses = lock(endpoints).addresses_of_services()?;
         remove_bypasses(flows, &addresses)
     }
@@ -125,6 +128,25 @@ impl ServiceMaps {
             Ok(())
         })?;
         self.affinity.remove_all(&stale)
+    }
+}
+
+impl Dataplane {
+    /// The rows of services.
+    pub fn service_tables(&self) -> Result<ServiceTables, DataplaneError> {
+        lock(&self.services).tables(&self.endpoints)
+    }
+
+    /// The backends that clients of each service port may still use, as flows and affinities show. Removes flows past
+    /// Services, which an interrupted change may have left.
+    pub fn service_uses(&self) -> Result<BTreeMap<ServiceKey, BTreeSet<BackendValue>>, DataplaneError> {
+        ServiceMaps::remove_old_bypasses(&self.endpoints, &self.flows)?;
+        lock(&self.services).uses(&self.flows)
+    }
+
+    /// As [`Self::apply_policy`].
+    pub fn apply_services(&self, steps: &[ServiceStep]) -> Result<(), DataplaneError> {
+        lock(&self.services).apply(&self.endpoints, &self.flows, steps)
     }
 }
 

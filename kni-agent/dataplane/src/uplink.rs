@@ -43,6 +43,9 @@ pub(super) struct UplinkMaps {
     shared: Table<u32, u32>,
     host_ports: PortRows,
     node_ports: PortRows,
+    /// Host ports that are new, past which flows may lead; at the start all, as an earlier agent may have been
+    /// interrupted.
+    bypassed: BTreeSet<HostPortKey>,
     sources: Table<SourceKey, SourceValue>,
 }
 
@@ -51,21 +54,13 @@ struct PortRows {
     table: Table<HostPortKey, HostPortValue>,
     /// Copy of the table, so that a detach does not wait for a walk.
     mapped: BTreeMap<HostPortKey, HostPortValue>,
-    /// Keys since whose first row no flow past it was looked for; at the start all, as an earlier agent may have been
-    /// interrupted.
-    unsettled: BTreeSet<HostPortKey>,
 }
 
 impl PortRows {
     fn open(pins: &Pins, name: &'static str) -> Result<Self, DataplaneError> {
         let table: Table<HostPortKey, HostPortValue> = Table::open(name, &pins.map(name))?;
-        let mapped: BTreeMap<HostPortKey, HostPortValue> = table.rows()?.into_iter().collect();
-        let unsettled = mapped.keys().copied().collect();
-        Ok(Self {
-            table,
-            mapped,
-            unsettled,
-        })
+        let mapped = table.rows()?.into_iter().collect();
+        Ok(Self { table, mapped })
     }
 
     fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
@@ -80,8 +75,6 @@ impl PortRows {
     }
 
     fn set(&mut self, rows: BTreeMap<HostPortKey, HostPortValue>) -> Result<(), DataplaneError> {
-        let new = rows.keys().filter(|key| !self.mapped.contains_key(*key));
-        self.unsettled.extend(new.copied());
         // After a failure both old and new rows may exist.
         self.mapped.extend(rows.iter().map(|(key, value)| (*key, *value)));
         replace(&self.table, &rows)?;
@@ -102,10 +95,12 @@ impl PortRows {
 
 impl UplinkMaps {
     pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
+        let host_ports = PortRows::open(pins, "HOST_PORTS")?;
         Ok(Self {
             masquerade: Table::open("MASQUERADE", &pins.map("MASQUERADE"))?,
             shared: Table::open("SHARED_EGRESS", &pins.map("SHARED_EGRESS"))?,
-            host_ports: PortRows::open(pins, "HOST_PORTS")?,
+            bypassed: host_ports.mapped.keys().copied().collect(),
+            host_ports,
             node_ports: PortRows::open(pins, "NODE_PORTS")?,
             sources: Table::open("SOURCES", &pins.map("SOURCES"))?,
         })
@@ -276,16 +271,19 @@ impl Dataplane {
     pub fn set_host_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
         let mut tables = lock(&self.uplink);
         let rows = self.port_rows(desired, |_any| true)?;
+        let new = rows.keys().filter(|key| !tables.host_ports.mapped.contains_key(*key));
+        let new: Vec<HostPortKey> = new.copied().collect();
+        tables.bypassed.extend(new);
         tables.host_ports.set(rows)?;
-        if tables.host_ports.unsettled.is_empty() {
+        if tables.bypassed.is_empty() {
             return Ok(());
         }
         let mut taken = Taken::default();
-        taken.add_ports(&tables.host_ports.unsettled);
+        taken.add_ports(&tables.bypassed);
         // A program that found no row may write its flow a little later.
         membarrier::wait_for_programs();
         self.flows.remove_bypasses(&taken)?;
-        tables.host_ports.unsettled.clear();
+        tables.bypassed.clear();
         Ok(())
     }
 

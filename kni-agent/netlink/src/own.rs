@@ -16,8 +16,8 @@ pub const OVERLAY_NAME: &str = "kni-overlay";
 pub const OVERLAY_ALIAS: &str = "kni:overlay";
 /// Priority of the rules that lead to [`ROUTE_TABLE`]: behind the local table (0), before main (32766).
 pub const RULE_PRIORITY: u32 = 1910;
-/// Priority of the rules by source address inside a pod: right before main (32766), so that every rule which a process of
-/// the pod adds comes first. The kernel gives a rule without a priority a smaller one.
+/// Priority of the rules by source address inside a pod: right before main (32766), so that every rule which a process
+/// of the pod adds comes first. The kernel gives a rule without a priority a smaller one.
 pub const SOURCE_RULE_PRIORITY: u32 = 32_765;
 /// The routing table of a pod's interface is this number plus the interface's index inside the pod.
 pub const SOURCE_TABLE_BASE: u32 = 1_927_800_000;

@@ -71,8 +71,8 @@ async fn networks_are_overlay_unless_their_spec_or_an_earlier_decision_differs()
     wait_for_fabric(&cluster, "new", Fabric::None).await
 }
 
-/// `kubectl get -o yaml` of a network, then `kubectl create` of the result once the network is gone: the API server drops
-/// the status, and keeps the finalizer.
+/// `kubectl get -o yaml` of a network, then `kubectl create` of the result once the network is gone: the API server
+/// drops the status, and keeps the finalizer.
 async fn exported_and_created_again(cluster: &Cluster) -> Result<()> {
     let mut exported = network_object(cluster, "touched").await?;
     let decided = exported.status.as_ref().and_then(|status| status.fabric);

@@ -1,6 +1,6 @@
 //! Tests frames of pods for Services at addresses outside of the cluster.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use anyhow::Result;
 use kni_common::Verdict::{self, NoBackend, NoDestination, NoLocalBackend, NoRoute, NoService, PassedToStack};

@@ -133,7 +133,7 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
 }
 
 /// The token of node2 reports a pod of its node in a network that does not exist yet. The network is created without
-/// `spec.access`: that says afterwards what its author has written, and the report lets no namespace in.
+/// `spec.access`: that contains afterwards what its author has written, and the report lets no namespace in.
 async fn an_interface_before_its_network(cluster: &Cluster, stranger: &Pod) -> Result<()> {
     let token = token(&cluster.client, "kni-agent", Some("node2")).await?;
     let client = connect(cluster.fabric.inside(), &cluster.control.token_kubeconfig(&token)).await?;
