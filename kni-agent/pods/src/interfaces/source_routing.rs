@@ -92,6 +92,7 @@ mod tests {
     fn macvlan(gateways: &[&str]) -> Macvlan {
         Macvlan {
             parent: "eth9".parse().unwrap(),
+            allow_uplink: false,
             mode: MacvlanMode::Bridge,
             gateways: gateways.iter().map(|text| text.parse().unwrap()).collect(),
         }
