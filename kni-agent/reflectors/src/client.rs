@@ -77,17 +77,18 @@ pub async fn connect(
         interruptions: interruptions.clone(),
     };
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Client(Box::new(error)))?;
-    let builder = builder.with_layer(&bounded);
     let newest = MapRequestLayer::new(streamed::newest);
     let client = match sender {
         Sender::Agent => {
-            let paced = Paced {
-                longest: limits.pause,
-                counts: requests.clone(),
-            };
-            builder.with_layer(&paced).with_layer(&newest).build()
+            let paced = Paced::new(limits, &interruptions);
+            // The limits include the time for which a request is held back.
+            builder
+                .with_layer(&paced)
+                .with_layer(&bounded)
+                .with_layer(&newest)
+                .build()
         }
-        Sender::Controller | Sender::Job => builder.with_layer(&newest).build(),
+        Sender::Controller | Sender::Job => builder.with_layer(&bounded).with_layer(&newest).build(),
     };
     Ok(Connection {
         client,

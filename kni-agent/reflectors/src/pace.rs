@@ -1,34 +1,41 @@
 //! Paces the requests of one agent, of which thousands share the API server.
 //!
-//! An agent has a budget for all its requests. When the API server answers that it is overloaded, the agent sends it
-//! nothing of the same priority level for a while, whichever loop asks: an answer with status 429 follows at once,
-//! without a request. Then one request shows whether the others may follow.
+//! An agent has a budget for all its requests, and few of them wait for an answer at once. When the API server answers
+//! that it is overloaded, the agent sends it nothing of the same priority level for a while, whichever loop asks: an
+//! answer with status 429 follows at once, without a request. Then one request shows whether the others may follow, as
+//! it does after a watch was interrupted, and at the start. Watches that are open go on.
 
+mod gate;
 mod level;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    pin::pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::{TryFutureExt as _, future::BoxFuture};
 use http::{HeaderMap, Request, Response, StatusCode, header::RETRY_AFTER};
 use http_body::Body as HttpBody;
 use http_body_util::{Either, Full};
 use kube::client::Body;
 use serde_json::json;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::timeout;
 use tower::{BoxError, Layer, Service};
 
-use self::level::{Entry, Level};
-use super::requests::{Call, RequestCounts};
+use self::{
+    gate::{Gate, Priority},
+    level::Pauses,
+};
+use super::requests::{Call, Interruptions, NotSent, RequestLimits};
 
-/// The average interval of an agent's requests: as many as a kubelet's.
-const INTERVAL: Duration = Duration::from_millis(20);
-/// So many more may be sent at once after a quiet time.
-const BURST: u32 = 100;
+/// Pause after the first answer that the API server is overloaded. With the others, which double, and with the requests
+/// that may wait for an answer at once, a minute of refusals is at most 20 requests.
+const SHORTEST: Duration = Duration::from_secs(3);
+/// A request that takes longer than this part of its limit stops no other one any more.
+const SLOW: u32 = 5;
 /// The kinds that a pod or other nodes wait for.
 const CRITICAL: [&str; 6] = [
     "addressblocks",
@@ -42,9 +49,22 @@ const CRITICAL: [&str; 6] = [
 /// Adds the pace to a client.
 #[derive(Debug, Clone)]
 pub(super) struct Paced {
-    /// The longest pause.
-    pub(super) longest: Duration,
-    pub(super) counts: RequestCounts,
+    gate: Arc<Gate>,
+    slow: Duration,
+}
+
+impl Paced {
+    /// The pace of an agent whose watches notify of `interruptions`.
+    pub(super) fn new(limits: RequestLimits, interruptions: &Interruptions) -> Self {
+        let pauses = Pauses {
+            shortest: SHORTEST,
+            longest: limits.pause,
+        };
+        Self {
+            gate: Arc::new(Gate::new(interruptions.subscribe(), pauses)),
+            slow: limits.call / SLOW,
+        }
+    }
 }
 
 impl<S> Layer<S> for Paced {
@@ -53,10 +73,7 @@ impl<S> Layer<S> for Paced {
     fn layer(&self, inner: S) -> PacedService<S> {
         PacedService {
             inner,
-            queues: Arc::default(),
-            longest: self.longest,
-            budget: Arc::default(),
-            counts: self.counts.clone(),
+            pace: self.clone(),
         }
     }
 }
@@ -64,65 +81,7 @@ impl<S> Layer<S> for Paced {
 /// A client with a pace.
 pub(super) struct PacedService<S> {
     inner: S,
-    queues: Arc<Queues>,
-    longest: Duration,
-    budget: Arc<Mutex<Budget>>,
-    counts: RequestCounts,
-}
-
-/// A priority level of the API server: those of `deploy/base/flow-schemas.yaml`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Priority {
-    Watches,
-    Critical,
-    Reports,
-}
-
-/// The requests by priority level.
-#[derive(Debug, Default)]
-struct Queues {
-    watches: Queue,
-    critical: Queue,
-    reports: Queue,
-}
-
-impl Queues {
-    const fn of(&self, priority: Priority) -> &Queue {
-        match priority {
-            Priority::Watches => &self.watches,
-            Priority::Critical => &self.critical,
-            Priority::Reports => &self.reports,
-        }
-    }
-}
-
-/// The requests of one priority level.
-#[derive(Debug, Default)]
-struct Queue {
-    level: Mutex<Level>,
-    /// Held while one request shows for all others whether the API server accepts them.
-    probe: tokio::sync::Mutex<()>,
-}
-
-impl Queue {
-    fn level(&self) -> MutexGuard<'_, Level> {
-        // It is consistent after each statement.
-        self.level.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// When the next request may be sent.
-#[derive(Debug, Default)]
-struct Budget(Option<Instant>);
-
-impl Budget {
-    /// When a request of now may be sent.
-    fn next(&mut self, now: Instant) -> Instant {
-        let full = now.checked_sub(INTERVAL * BURST).unwrap_or(now);
-        let at = self.0.map_or(full, |next| next.max(full));
-        self.0 = Some(at + INTERVAL);
-        at
-    }
+    pace: Paced,
 }
 
 fn priority_of(call: &Call) -> Priority {
@@ -136,7 +95,7 @@ fn priority_of(call: &Call) -> Priority {
 
 /// How long the API server asks to wait; `None` if it is not overloaded.
 fn wait_of(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER).map(|value| {
+    let seconds = headers.get(RETRY_AFTER).filter(|_| !status.is_success()).map(|value| {
         let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
         Duration::from_secs(seconds.unwrap_or_default())
     });
@@ -160,32 +119,32 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let uri = request.uri();
-        let call = Call::of(request.method(), uri.path(), uri.query().unwrap_or_default());
-        let (queues, budget, counts) = (Arc::clone(&self.queues), Arc::clone(&self.budget), self.counts.clone());
-        let longest = self.longest;
+        let priority = priority_of(&Call::of(request.method(), uri.path(), uri.query().unwrap_or_default()));
+        let Paced { gate, slow } = self.pace.clone();
         // Sends nothing before it is polled.
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let queue = queues.of(priority_of(&call));
-            let mut entry = queue.level().enter(Instant::now());
-            let mut probe = None;
-            if entry == Entry::Probe {
-                let turn = queue.probe.lock().await;
-                entry = queue.level().enter(Instant::now());
-                probe = (entry == Entry::Probe).then_some(turn);
+            let pass = match gate.enter(priority).await {
+                Ok(pass) => pass,
+                Err(wait) => return Ok(refusal(wait)),
+            };
+            let (goes_first, mut pass) = (pass.goes_first(), Some(pass));
+            let mut answer = pin!(answer.map_err(Into::<BoxError>::into));
+            let response = match timeout(slow, &mut answer).await {
+                Ok(response) => response?,
+                Err(_slow) => {
+                    pass = None;
+                    answer.await?
+                }
+            };
+            let status = response.status();
+            match wait_of(status, response.headers()) {
+                Some(wait) => gate.refused(priority, wait, goes_first),
+                // An API server that fails shows nothing: the next request goes first, too.
+                None if goes_first && !status.is_server_error() => gate.accepted(priority),
+                None => {}
             }
-            if let Entry::Closed(wait) = entry {
-                counts.add(&call, "paused");
-                return Ok(refusal(wait));
-            }
-            let at = budget
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .next(Instant::now());
-            sleep_until(at).await;
-            let response = answer.await.map_err(Into::into)?;
-            let wait = wait_of(response.status(), response.headers());
-            queue.level().answered(Instant::now(), wait, (probe.is_some(), longest));
+            drop(pass);
             Ok(response.map(Either::Right))
         })
     }
@@ -202,6 +161,7 @@ fn refusal<B>(wait: Duration) -> Response<Either<Full<Bytes>, B>> {
     let body = Either::Left(Full::new(Bytes::from(status.to_string())));
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    response.extensions_mut().insert(NotSent);
     response
 }
 

@@ -1,7 +1,8 @@
 //! Bounds every request to the API server in time, and counts the answers.
 //!
 //! A watch may stay open for as long as something arrives: the API server sends a bookmark about once a minute. Any
-//! other request is complete within a fixed time, answer included, or fails; its caller repeats it.
+//! other request is complete within a fixed time, answer included and the time for which it is held back, or fails; its
+//! caller repeats it.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +33,8 @@ pub struct RequestLimits {
     pub list: Duration,
     /// How long a watch may be silent. Longer than the interval of the API server's bookmarks.
     pub watch_idle: Duration,
-    /// How long an agent sends nothing at most after the API server has answered that it is overloaded.
+    /// How long an agent sends nothing after the API server has answered that it is overloaded: at most, but for jitter,
+    /// which adds up to half of it.
     pub pause: Duration,
 }
 
@@ -46,6 +48,10 @@ impl Default for RequestLimits {
         }
     }
 }
+
+/// Marks the answer to a request that was not sent, because the API server is overloaded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NotSent;
 
 /// The API server did not answer in time.
 #[derive(Debug, thiserror::Error)]
@@ -107,7 +113,7 @@ impl RequestCounts {
         }
     }
 
-    pub(super) fn add(&self, call: &Call, code: &str) {
+    fn add(&self, call: &Call, code: &str) {
         let key = (call.verb, call.resource.clone(), code.to_owned());
         *self.lock().entry(key).or_default() += 1;
     }
@@ -128,7 +134,7 @@ impl Interruptions {
         self.0.subscribe()
     }
 
-    fn note(&self) {
+    pub(super) fn note(&self) {
         self.0.send_replace(());
     }
 }
@@ -249,7 +255,9 @@ where
             }
             match answer {
                 Ok(Ok(response)) => {
-                    counts.add(&call, response.status().as_str());
+                    let is_sent = response.extensions().get::<NotSent>().is_none();
+                    let status = response.status();
+                    counts.add(&call, if is_sent { status.as_str() } else { "paused" });
                     // The body of a refusal ends at once, and shows nothing of watches.
                     let bound = if is_watch && response.status().is_success() {
                         Bound::Watch(limits.watch_idle, Watched::new(until, interruptions))

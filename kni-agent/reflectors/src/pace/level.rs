@@ -4,8 +4,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Pause after the first answer that the API server is overloaded; each further one doubles it.
-const SHORTEST: Duration = Duration::from_secs(2);
+/// How long an agent sends nothing after refusals.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pauses {
+    /// After the first one; each further one doubles it.
+    pub(super) shortest: Duration,
+    /// At most, also if the API server asks for more.
+    pub(super) longest: Duration,
+}
 
 /// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,48 +24,61 @@ pub(super) enum Entry {
     Closed(Duration),
 }
 
-/// What the answers to the requests of a level have shown. At the start nothing is known, so one request goes first.
+/// What the answers to the requests of a level have shown.
 #[derive(Debug, Default)]
 pub(super) struct Level {
-    open: bool,
+    state: State,
     pause: Duration,
-    /// There is no request until then.
-    until: Option<Instant>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum State {
+    /// Nothing is known: at the start, or because something else was refused or interrupted. One request goes first.
+    #[default]
+    Unsure,
+    /// A request was accepted.
+    Open,
+    /// A request was refused. There is none until then, and one goes first.
+    Closed(Instant),
 }
 
 impl Level {
     /// What happens to a request at `now`.
     pub(super) fn enter(&self, now: Instant) -> Entry {
-        let wait = self
-            .until
-            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
-        match (self.open, wait.is_zero()) {
-            (true, _) => Entry::Open,
-            (false, true) => Entry::Probe,
-            (false, false) => Entry::Closed(wait),
+        match self.state {
+            State::Open => Entry::Open,
+            State::Closed(until) if now < until => Entry::Closed(until - now),
+            State::Unsure | State::Closed(_) => Entry::Probe,
         }
     }
 
-    /// Notes an answer. `wait` is how long the API server asks to wait, if it is overloaded; pauses are `longest` at
-    /// most where it does not ask for more.
-    pub(super) fn answered(&mut self, now: Instant, wait: Option<Duration>, (is_probe, longest): (bool, Duration)) {
-        match wait {
-            Some(wait) if self.open || is_probe => {
-                self.open = false;
-                self.pause = (self.pause * 2).max(SHORTEST).min(longest);
-                // Agents that were refused together do not return together.
-                let pause = self.pause.max(wait).mul_f64(fastrand::f64().mul_add(0.5, 1.0));
-                self.until = Some(now + pause);
-            }
-            // Requests that were sent before the pause began.
-            Some(wait) => self.until = self.until.max(Some(now + wait)),
-            None if is_probe => {
-                *self = Self {
-                    open: true,
-                    ..Self::default()
-                }
-            }
-            None => {}
+    /// What was accepted before shows nothing any more.
+    pub(super) fn doubt(&mut self) {
+        if matches!(self.state, State::Open) {
+            self.state = State::Unsure;
         }
+    }
+
+    /// Notes that the request that went first was accepted.
+    pub(super) fn accepted(&mut self) {
+        *self = Self {
+            state: State::Open,
+            pause: Duration::ZERO,
+        };
+    }
+
+    /// Notes a refusal, with which the API server asked to wait. `went_first`: it answers the request that went first.
+    pub(super) fn refused(&mut self, now: Instant, wait: Duration, (went_first, pauses): (bool, Pauses)) {
+        let wait = wait.min(pauses.longest);
+        let until = match self.state {
+            // The request was sent before the pause began.
+            State::Closed(until) if !went_first => until.max(now + wait),
+            State::Unsure | State::Open | State::Closed(_) => {
+                self.pause = (self.pause * 2).max(pauses.shortest).min(pauses.longest);
+                // Agents that were refused together do not return together.
+                now + self.pause.max(wait).mul_f64(fastrand::f64().mul_add(0.5, 1.0))
+            }
+        };
+        self.state = State::Closed(until);
     }
 }
