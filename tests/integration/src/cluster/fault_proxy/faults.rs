@@ -10,6 +10,9 @@ use fastrand::Rng;
 use http::Method;
 use tokio::sync::watch;
 
+/// Requests that a proxy remembers.
+const MOST_KEPT: usize = 1000;
+
 /// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -80,6 +83,8 @@ struct State {
     rules: Vec<Rule>,
     random: Option<(Rng, f64)>,
     injected: BTreeMap<&'static str, usize>,
+    /// The requests that failed since the rules were set; the first [`MOST_KEPT`].
+    failed: Vec<String>,
 }
 
 impl Default for Faults {
@@ -94,7 +99,9 @@ impl Default for Faults {
 impl Faults {
     /// The first rule that matches a request counts; earlier rules are replaced.
     pub fn set(&self, rules: Vec<Rule>) {
-        self.state().rules = rules;
+        let mut state = self.state();
+        state.rules = rules;
+        state.failed.clear();
     }
 
     /// From now on every request fails with this probability, in a way that the seed decides.
@@ -119,6 +126,11 @@ impl Faults {
         self.state().injected.clone()
     }
 
+    /// Method, path and query of the requests that failed since the rules were set, in their order.
+    pub fn failed(&self) -> Vec<String> {
+        self.state().failed.clone()
+    }
+
     pub(super) fn cuts(&self) -> watch::Receiver<u64> {
         self.cuts.subscribe()
     }
@@ -135,6 +147,9 @@ impl Faults {
                 .and_then(|(rng, chance)| random(rng, *chance, method, path))
         })?;
         *state.injected.entry(fault.name()).or_default() += 1;
+        if state.failed.len() < MOST_KEPT {
+            state.failed.push(format!("{method} {path}"));
+        }
         Some(fault)
     }
 

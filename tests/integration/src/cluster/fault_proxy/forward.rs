@@ -148,5 +148,11 @@ fn refusal(code: u16) -> Answer {
     *answer.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let json = http::HeaderValue::from_static("application/json");
     answer.headers_mut().insert(http::header::CONTENT_TYPE, json);
+    // As the API server does.
+    if answer.status() == StatusCode::TOO_MANY_REQUESTS {
+        answer
+            .headers_mut()
+            .insert(http::header::RETRY_AFTER, http::HeaderValue::from(1));
+    }
     answer
 }
