@@ -3,6 +3,7 @@
 //!
 //! `docs/design/scale.md` explains what is real and what is not.
 
+pub mod backlog;
 mod fleet;
 mod load;
 pub mod meters;
@@ -12,6 +13,7 @@ mod scene;
 
 use std::{
     collections::BTreeMap,
+    sync::atomic::AtomicUsize,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -123,15 +125,7 @@ struct Simulation {
 /// Runs a simulation. `say` gets what begins.
 pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     say("control plane");
-    let mut cluster = Cluster::without_nodes("simulation").await?;
-    let fleet = Fleet::start(&mut cluster)?;
-    let mut simulation = Simulation {
-        places: scene::register(&cluster, options.nodes, options.rest).await?,
-        reader: Reader::default(),
-        cluster,
-        fleet,
-    };
-    scene::tenants(&simulation.cluster, options.networks).await?;
+    let mut simulation = Simulation::without_agents(&options).await?;
     say("agents");
     let before = simulation.read().await?;
     let starts = simulation.start_agents()?;
@@ -140,7 +134,7 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     let claims = simulation.claim_at_once().await?;
     say("pods that stay");
     let begin = simulation.read().await?;
-    let scene = scene::fill(&simulation.cluster, &options).await?;
+    let scene = scene::fill(&simulation.cluster, &options, &AtomicUsize::new(0)).await?;
     let confirmed = scene::confirmed(&simulation.cluster, options.pods, SETTLING).await?;
     let filled = simulation.read().await?.since(&begin);
     simulation.quiet().await?;
@@ -196,6 +190,20 @@ fn size(options: &Options, rate: f64) -> Size {
 }
 
 impl Simulation {
+    /// A control plane with the nodes and the networks of the tenants.
+    async fn without_agents(options: &Options) -> Result<Self> {
+        let mut cluster = Cluster::without_nodes("simulation").await?;
+        let fleet = Fleet::start(&mut cluster)?;
+        let places = scene::register(&cluster, options.nodes, options.rest).await?;
+        scene::tenants(&cluster, options.networks).await?;
+        Ok(Self {
+            cluster,
+            fleet,
+            reader: Reader::default(),
+            places,
+        })
+    }
+
     async fn read(&mut self) -> Result<Meters> {
         self.reader.read(&self.cluster, &self.fleet).await
     }

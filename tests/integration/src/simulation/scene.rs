@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -175,8 +176,8 @@ pub(super) async fn flat(cluster: &Cluster) -> Result<f64> {
     Ok(super::now())
 }
 
-/// Creates the pods that stay, at a rate.
-pub(super) async fn fill(cluster: &Cluster, options: &Options) -> Result<Scene> {
+/// Creates the pods that stay, at a rate, and counts them.
+pub(super) async fn fill(cluster: &Cluster, options: &Options, created: &AtomicUsize) -> Result<Scene> {
     let placed: Vec<(usize, usize, usize)> = (0..options.pods)
         .map(|number| {
             (
@@ -195,7 +196,9 @@ pub(super) async fn fill(cluster: &Cluster, options: &Options) -> Result<Scene> 
         .map(|(placed, ())| placed)
         .map(|(number, node, network)| async move {
             let name = format!("standing-{number}{}", "x".repeat(number % 3));
-            create(cluster, &pod(network, &name, node, &json!({})), (node, network)).await
+            let standing = create(cluster, &pod(network, &name, node, &json!({})), (node, network)).await;
+            created.fetch_add(1, Ordering::Relaxed);
+            standing
         })
         .buffer_unordered(AT_ONCE)
         .try_collect()
@@ -230,15 +233,20 @@ pub(super) async fn create(cluster: &Cluster, object: &Value, (node, network): (
 
 /// Waits until this number of members is confirmed, but not longer than `patience`; returns how many are.
 pub(super) async fn confirmed(cluster: &Cluster, count: usize, patience: Duration) -> Result<usize> {
-    let api: Api<NetworkMembers> = Api::all(cluster.client.clone());
     let deadline = Instant::now() + patience;
     loop {
-        let listed = api.list(&ListParams::default().match_any()).await?;
-        let statuses = listed.items.iter().filter_map(|object| object.status.as_ref());
-        let confirmed: usize = statuses.map(|status| status.members.len()).sum();
+        let confirmed = confirmed_now(cluster).await?;
         if confirmed >= count || Instant::now() > deadline {
             return Ok(confirmed);
         }
         sleep(LOOK).await;
     }
+}
+
+/// How many members are confirmed.
+pub(super) async fn confirmed_now(cluster: &Cluster) -> Result<usize> {
+    let api: Api<NetworkMembers> = Api::all(cluster.client.clone());
+    let listed = api.list(&ListParams::default().match_any()).await?;
+    let statuses = listed.items.iter().filter_map(|object| object.status.as_ref());
+    Ok(statuses.map(|status| status.members.len()).sum())
 }

@@ -1,12 +1,13 @@
 //! Tests with a small simulation what one change costs, and that it does not grow with the cluster: with six nodes in
-//! every run, and with twenty in a long test.
+//! every run, and with twenty in a long test. Another long test measures how fast pods are confirmed while the CPUs are
+//! used up.
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     require,
-    simulation::{self, FEW, Options, Outcome, meters::Cost, report},
+    simulation::{self, FEW, Options, Outcome, backlog, meters::Cost, report},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -20,6 +21,40 @@ async fn one_change_concerns_only_the_nodes_that_have_pods_of_its_network() -> R
 async fn one_change_concerns_no_more_nodes_of_a_larger_cluster() -> Result<()> {
     require!(steady, root, netns, bpf, machine);
     of_size(20, 200, 8, None).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: uses up the CPUs with 100 and with 200 nodes"]
+async fn an_api_server_that_is_used_up_confirms_pods_of_twice_the_nodes_half_as_fast_at_least() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut both = Vec::new();
+    for nodes in [100, 200] {
+        let options = Options {
+            nodes,
+            pods: nodes * 15,
+            networks: 50,
+            rate: 1.0,
+            // More than two CPUs confirm.
+            fill: 60.0,
+            duration: Duration::ZERO,
+            rest: None,
+        };
+        let backlog = backlog::run(options, |what| println!("{nodes} nodes: {what}")).await?;
+        println!("{backlog}");
+        ensure!(backlog.is_drained(), "the backlog does not drain: {backlog}");
+        both.push(backlog);
+    }
+    let usual = both[0].rate();
+    // More than is confirmed in 5 s.
+    let slowest = both[1].saturated(5.0 * usual).map(|one| one.rate).reduce(f64::min);
+    let slowest = slowest.context("with 200 nodes nothing had to wait for long: create the pods faster")?;
+    println!("{usual:.1}/s with 100 nodes, at least {slowest:.1}/s with 200");
+    ensure!(
+        slowest >= usual / 2.0,
+        "{slowest:.1}/s with 200 nodes, {usual:.1}/s with 100: {}",
+        both[1]
+    );
+    Ok(())
 }
 
 async fn of_size(nodes: usize, pods: usize, networks: usize, rest: Option<u64>) -> Result<()> {
