@@ -3,7 +3,7 @@
 //! An agent has a budget for all its requests, and few of them wait for an answer at once. When the API server answers
 //! that it is overloaded, the agent sends it nothing of the same priority level for a while, whichever loop asks: an
 //! answer with status 429 follows at once, without a request. Then one request shows whether the others may follow, as
-//! it does after a watch was interrupted, and at the start. Watches that are open go on.
+//! it does after a watch was interrupted, and at the start. Watches that are open continue.
 
 mod gate;
 mod level;

@@ -33,8 +33,8 @@ pub struct RequestLimits {
     pub list: Duration,
     /// How long a watch may be silent. Longer than the interval of the API server's bookmarks.
     pub watch_idle: Duration,
-    /// How long an agent sends nothing after the API server has answered that it is overloaded: at most, but for jitter,
-    /// which adds up to half of it.
+    /// How long an agent sends nothing after the API server has answered that it is overloaded: at most, but for
+    /// jitter, which adds up to half of it.
     pub pause: Duration,
 }
 

@@ -47,9 +47,11 @@ async fn leaves_by(netlink: &Netlink, from: IpAddr, to: IpAddr) -> Option<u32> {
     ];
     let request = Request::new(netlink.place("test"), RouteNetlinkMessage::GetRoute(message), 0);
     let answers = netlink.ask(vec![request]).await.ok()?;
-    answers.iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewRoute(route) => oif_of(route),
-        _ => None,
+    answers.iter().find_map(|answer| {
+        let RouteNetlinkMessage::NewRoute(route) = answer else {
+            return None;
+        };
+        oif_of(route)
     })
 }
 
@@ -65,17 +67,23 @@ async fn rules(netlink: &Netlink) -> Vec<(IpAddr, u32, u32)> {
                 continue;
             };
             let number = |of: fn(&RuleAttribute) -> Option<u32>| rule.attributes.iter().find_map(of).unwrap_or(0);
-            let priority = number(|attribute| match attribute {
-                RuleAttribute::Priority(value) => Some(*value),
-                _ => None,
+            let priority = number(|attribute| {
+                let RuleAttribute::Priority(value) = attribute else {
+                    return None;
+                };
+                Some(*value)
             });
-            let table = number(|attribute| match attribute {
-                RuleAttribute::Table(value) => Some(*value),
-                _ => None,
+            let table = number(|attribute| {
+                let RuleAttribute::Table(value) = attribute else {
+                    return None;
+                };
+                Some(*value)
             });
-            let source = rule.attributes.iter().find_map(|attribute| match attribute {
-                RuleAttribute::Source(address) => Some(*address),
-                _ => None,
+            let source = rule.attributes.iter().find_map(|attribute| {
+                let RuleAttribute::Source(address) = attribute else {
+                    return None;
+                };
+                Some(*address)
             });
             found.extend(source.map(|source| (source, priority, table)));
         }

@@ -153,7 +153,7 @@ impl Gate {
     /// Notes that a request was refused with the demand to wait.
     pub(super) fn refused(&self, priority: Priority, wait: Duration, went_first: bool) {
         // An overloaded API server refuses the other levels, too, as a rule: there one request finds out.
-        self.doubt();
+        self.unconfirm();
         let refusal = (went_first, self.pauses);
         self.queue(priority).level().refused(Instant::now(), wait, refusal);
     }
@@ -168,13 +168,13 @@ impl Gate {
             is_interrupted
         };
         if is_interrupted {
-            self.doubt();
+            self.unconfirm();
         }
     }
 
-    fn doubt(&self) {
+    fn unconfirm(&self) {
         for queue in [&self.watches, &self.critical, &self.reports] {
-            queue.level().doubt();
+            queue.level().unconfirm();
         }
     }
 

@@ -53,7 +53,7 @@ impl Level {
     }
 
     /// What was accepted before shows nothing any more.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn unconfirm(&mut self) {
         if matches!(self.state, State::Open) {
             self.state = State::Unsure;
         }

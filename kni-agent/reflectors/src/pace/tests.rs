@@ -50,7 +50,7 @@ fn an_agent_sends_an_overloaded_api_server_few_requests_in_a_minute() {
             let mut refused = Level::default();
             refused.refused(Instant::now(), retry_after, (true, PAUSES));
             let refused = sent_in_a_minute(refused, retry_after);
-            // The unanswered requests close one level at least, and let the others doubt.
+            // The unanswered requests close one level at least, and leave the others unconfirmed.
             let sent = UNANSWERED + refused + 2 * unsure;
             assert!((6..=20).contains(&sent), "Retry-After {seconds}: {sent} requests");
         }
@@ -73,7 +73,7 @@ fn pauses_grow_last_as_long_as_the_api_server_asks_and_end_with_an_accepted_requ
         assert!((least..=least * 3 / 2).contains(&wait), "{wait:?} of {least:?}");
         now += wait;
     }
-    level.doubt();
+    level.unconfirm();
     assert_eq!(level.enter(now), Entry::Probe);
     level.accepted();
     assert_eq!(level.enter(now), Entry::Open);
@@ -82,7 +82,7 @@ fn pauses_grow_last_as_long_as_the_api_server_asks_and_end_with_an_accepted_requ
     assert!(wait < SHORTEST * 2, "it begins anew: {wait:?}");
     // The answers to requests that were sent before.
     level.refused(now, Duration::ZERO, (false, PAUSES));
-    level.doubt();
+    level.unconfirm();
     assert_eq!(closed(&level, now), wait);
     level.refused(now, Duration::from_secs(20), (false, PAUSES));
     assert_eq!(closed(&level, now), Duration::from_secs(20));
@@ -92,7 +92,7 @@ fn pauses_grow_last_as_long_as_the_api_server_asks_and_end_with_an_accepted_requ
     level.refused(now, Duration::MAX, (true, PAUSES));
     assert!(closed(&level, now) <= PAUSES.longest * 3 / 2);
     level.accepted();
-    level.doubt();
+    level.unconfirm();
     assert_eq!(level.enter(now), Entry::Probe);
 }
 

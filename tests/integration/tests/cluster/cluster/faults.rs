@@ -100,8 +100,8 @@ async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_overloaded_api_server_gets_few_requests() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
-    // Six wait for an answer when the refusals begin. Then three levels ask after 3, 9, 21 and 45 s at the earliest, and
-    // two of them at once.
+    // Six wait for an answer when the refusals begin. Then three levels ask after 3, 9, 21 and 45 s at the earliest,
+    // and two of them at once.
     let (time, most) = if kni_integration::long() { (60, 20) } else { (14, 14) };
     let mut cluster = Cluster::without_nodes("cluster-overload").await?;
     let options = MemberOptions {

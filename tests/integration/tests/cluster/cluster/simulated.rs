@@ -26,7 +26,7 @@ async fn one_change_concerns_no_more_nodes_of_a_larger_cluster() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "long: uses up the CPUs with 100 and with 200 nodes"]
 async fn an_api_server_that_is_used_up_confirms_pods_of_twice_the_nodes_half_as_fast_at_least() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut both = Vec::new();
     for nodes in [100, 200] {
         let options = Options {
