@@ -22,7 +22,7 @@ use kni_model::{EndpointId, GoneBackend, NetworkId};
 use super::{
     DataplaneError, FlowRecordView,
     clock::Ticks,
-    flow_list,
+    flow_list, membarrier,
     pin::Pins,
     table::{Row, Table},
     tuple::{FlowKey, Tuple, is_reply_row, translated},
@@ -165,11 +165,14 @@ impl FlowTables {
         remove_to_port(&self.flows6, port)
     }
 
-    /// Removes flows that lead past a Service or a port of the node: the next packet of each is translated.
+    /// Removes flows that lead past a Service or a port of the node: the next packet of each is translated. The rows
+    /// of what is taken are written before.
     pub(super) fn remove_bypasses(&self, taken: &Taken) -> Result<(), DataplaneError> {
         if taken.is_empty() {
             return Ok(());
         }
+        // A program that found no row may write its flow a little later.
+        membarrier::wait_for_programs();
         remove_bypasses(&self.flows4, taken)?;
         remove_bypasses(&self.flows6, taken)
     }
@@ -268,13 +271,17 @@ fn remove_to_backends<K: FlowKey + Row>(
 fn service_backend(tuple: &Tuple, value: &FlowValue) -> Option<ServiceBackend> {
     let is_original =
         value.flags & (FLOW_TRANSLATED | FLOW_SERVICE) == FLOW_TRANSLATED | FLOW_SERVICE && !is_reply_row(value);
-    let service = ServiceKey {
+    is_original.then_some((service_key(tuple), value.destination, value.ports.destination))
+}
+
+/// The service port that the packets are for, if there is one.
+fn service_key(tuple: &Tuple) -> ServiceKey {
+    ServiceKey {
         network: tuple.network,
         address: tuple.destination,
         port: tuple.ports.destination,
         protocol: tuple.protocol.into(),
-    };
-    is_original.then_some((service, value.destination, value.ports.destination))
+    }
 }
 
 /// The tuple of a translated flow's replies, as the backend sends them.
@@ -596,12 +603,18 @@ mod tests {
             remain(&[false, false, true, false, true, true]);
             put(&tables, &elsewhere.0, elsewhere.1);
             let mut addresses = Taken::default();
-            addresses.add_services(&[AddressKey {
+            addresses.add_addresses(&[AddressKey {
                 network: NETWORK,
                 address: bytes(host),
             }]);
             tables.remove_bypasses(&addresses).unwrap();
             remain(&[false, false, true, true, false, true]);
+            put(&tables, &past.0, past.1);
+            put(&tables, &other_port.0, other_port.1);
+            let mut services = Taken::default();
+            services.add_service_ports(&[service_key(&other_port.0)]);
+            tables.remove_bypasses(&services).unwrap();
+            remain(&[true, false, true, true, false, true]);
         }
     }
 

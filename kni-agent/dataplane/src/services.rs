@@ -25,6 +25,8 @@ pub(super) struct ServiceMaps {
     services: Table<ServiceKey, ServiceValue>,
     backends: Table<BackendKey, BackendValue>,
     affinity: Table<AffinityKey, AffinityValue>,
+    /// New Services, past which flows may lead.
+    bypassed: Taken,
 }
 
 impl ServiceMaps {
@@ -33,6 +35,7 @@ impl ServiceMaps {
             services: Table::open("SERVICES", &pins.map("SERVICES"))?,
             backends: Table::open("BACKENDS", &pins.map("BACKENDS"))?,
             affinity: Table::open("AFFINITY", &pins.map("AFFINITY"))?,
+            bypassed: Taken::default(),
         })
     }
 
@@ -72,12 +75,37 @@ impl ServiceMaps {
     }
 
     /// Removes flows past Services that an earlier agent left when it was interrupted.
-    pub(super) fn remove_old_bypasses(
+    fn remove_old_bypasses(
+        &mut self,
         endpoints: &Mutex<EndpointMaps>,
         flows: &FlowTables,
     ) -> Result<(), DataplaneError> {
-        let addresses = lock(endpoints).addresses_of_services()?;
-        remove_bypasses(flows, &addresses)
+        let services = self.services.rows()?.into_iter();
+        self.bypassed
+            .add_service_ports(&services.map(|(key, _)| key).collect::<Vec<_>>());
+        self.bypassed.add_addresses(&lock(endpoints).addresses_of_services()?);
+        self.remove_bypasses(flows)
+    }
+
+    fn remove_bypasses(&mut self, flows: &FlowTables) -> Result<(), DataplaneError> {
+        flows.remove_bypasses(&self.bypassed)?;
+        self.bypassed = Taken::default();
+        Ok(())
+    }
+
+    fn put_services(&mut self, rows: &[(ServiceKey, ServiceValue)]) -> Result<(), DataplaneError> {
+        for (key, _) in rows {
+            if self.services.get(key)?.is_none() {
+                self.bypassed.add_service_ports([key]);
+            }
+        }
+        self.services.put_all(&sealed_services(rows))
+    }
+
+    fn put_addresses(&mut self, endpoints: &Mutex<EndpointMaps>, keys: &[AddressKey]) -> Result<(), DataplaneError> {
+        let written = lock(endpoints).put_service_addresses(keys)?;
+        self.bypassed.add_addresses(&written);
+        Ok(())
     }
 
     /// As [`super::policy::PolicyMaps::apply`].
@@ -98,15 +126,15 @@ impl ServiceMaps {
             }
             match step {
                 ServiceStep::PutBackends(rows) => self.backends.put_all(&sealed_backends(rows)),
-                ServiceStep::PutServices(rows) => self.services.put_all(&sealed_services(rows)),
-                ServiceStep::PutAddresses(keys) => put_addresses(endpoints, flows, keys),
+                ServiceStep::PutServices(rows) => self.put_services(rows),
+                ServiceStep::PutAddresses(keys) => self.put_addresses(endpoints, keys),
                 ServiceStep::RemoveAddresses(keys) => addresses().remove_service_addresses(keys),
                 ServiceStep::RemoveServices(keys) => self.services.remove_all(keys),
                 ServiceStep::RemoveFlows(gone) => self.remove_uses(flows, gone),
                 ServiceStep::RemoveBackends(keys) => self.backends.remove_all(keys),
             }?;
         }
-        Ok(())
+        self.remove_bypasses(flows)
     }
 
     fn remove_uses(&self, flows: &FlowTables, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
@@ -140,32 +168,15 @@ impl Dataplane {
     /// The backends that clients of each service port may still use, as flows and affinities show. Removes flows past
     /// Services, which an interrupted change may have left.
     pub fn service_uses(&self) -> Result<BTreeMap<ServiceKey, BTreeSet<BackendValue>>, DataplaneError> {
-        ServiceMaps::remove_old_bypasses(&self.endpoints, &self.flows)?;
-        lock(&self.services).uses(&self.flows)
+        let mut services = lock(&self.services);
+        services.remove_old_bypasses(&self.endpoints, &self.flows)?;
+        services.uses(&self.flows)
     }
 
     /// As [`Self::apply_policy`].
     pub fn apply_services(&self, steps: &[ServiceStep]) -> Result<(), DataplaneError> {
         lock(&self.services).apply(&self.endpoints, &self.flows, steps)
     }
-}
-
-/// Writes the rows of virtual addresses, then removes the flows that began before.
-fn put_addresses(
-    endpoints: &Mutex<EndpointMaps>,
-    flows: &FlowTables,
-    keys: &[AddressKey],
-) -> Result<(), DataplaneError> {
-    let written = lock(endpoints).put_service_addresses(keys)?;
-    remove_bypasses(flows, &written)
-}
-
-fn remove_bypasses(flows: &FlowTables, addresses: &[AddressKey]) -> Result<(), DataplaneError> {
-    let mut taken = Taken::default();
-    taken.add_services(addresses);
-    // A program that found no row may write its flow a little later.
-    membarrier::wait_for_programs();
-    flows.remove_bypasses(&taken)
 }
 
 /// Whether running programs must end before the step: whether `moved`, a reference was changed since the last wait, and

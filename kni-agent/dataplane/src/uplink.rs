@@ -275,15 +275,13 @@ impl Dataplane {
         let new: Vec<HostPortKey> = new.copied().collect();
         tables.bypassed.extend(new);
         tables.host_ports.set(rows)?;
-        if tables.bypassed.is_empty() {
-            return Ok(());
-        }
+        let bypassed = tables.bypassed.clone();
+        // A detach waits for no walk.
+        drop(tables);
         let mut taken = Taken::default();
-        taken.add_ports(&tables.bypassed);
-        // A program that found no row may write its flow a little later.
-        membarrier::wait_for_programs();
+        taken.add_ports(&bypassed);
         self.flows.remove_bypasses(&taken)?;
-        tables.bypassed.clear();
+        lock(&self.uplink).bypassed.retain(|key| !bypassed.contains(key));
         Ok(())
     }
 

@@ -8,9 +8,11 @@ use std::collections::HashSet;
 use kni_common::{
     address::AddressKey,
     flow::{FLOW_SERVICE, FlowValue},
+    service::ServiceKey,
     uplink::HostPortKey,
 };
 
+use super::service_key;
 use crate::{
     DataplaneError,
     table::{Row, Table},
@@ -22,12 +24,18 @@ use crate::{
 pub(crate) struct Taken {
     /// Virtual addresses of Services: network and address.
     addresses: HashSet<(u32, [u8; 16])>,
+    /// Ports of Services, of which some are at addresses outside.
+    services: HashSet<ServiceKey>,
     /// Ports of the node: address, protocol and port.
     ports: HashSet<([u8; 16], u16, [u8; 2])>,
 }
 
 impl Taken {
-    pub(crate) fn add_services<'a>(&mut self, keys: impl IntoIterator<Item = &'a AddressKey>) {
+    pub(crate) fn add_service_ports<'a>(&mut self, keys: impl IntoIterator<Item = &'a ServiceKey>) {
+        self.services.extend(keys);
+    }
+
+    pub(crate) fn add_addresses<'a>(&mut self, keys: impl IntoIterator<Item = &'a AddressKey>) {
         let keys = keys.into_iter();
         self.addresses.extend(keys.map(|key| (key.network, key.address)));
     }
@@ -38,7 +46,7 @@ impl Taken {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.addresses.is_empty() && self.ports.is_empty()
+        self.addresses.is_empty() && self.services.is_empty() && self.ports.is_empty()
     }
 
     /// Whether the flow goes to one of these destinations and is not translated to what is behind it.
@@ -47,11 +55,10 @@ impl Taken {
         if has_connections || value.flags & FLOW_SERVICE != 0 || is_reply_row(value) {
             return false;
         }
-        let Tuple { destination, ports, .. } = *tuple;
-        self.addresses.contains(&(tuple.network, destination))
-            || self
-                .ports
-                .contains(&(destination, tuple.protocol.into(), ports.destination))
+        let service = service_key(tuple);
+        self.addresses.contains(&(tuple.network, tuple.destination))
+            || self.services.contains(&service)
+            || self.ports.contains(&(service.address, service.protocol, service.port))
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use kni_model::{Attachment, NetnsIdentity, Phase, Sandbox, SandboxId};
 use kni_netlink::{self as netlink, SourceRouting};
+use tokio::sync::OwnedMutexGuard;
 
 use super::Sandboxes;
 use crate::{
@@ -19,6 +20,7 @@ impl Sandboxes {
     /// Adds the rules of a sandbox whose interfaces are made, and those of the interfaces that its pod had before. No
     /// request to the kernel for a pod with one interface.
     pub(super) async fn route_by_source(&self, sandbox: &Sandbox, attempt: Attempt<'_>) -> Result<(), AttachError> {
+        let _one_at_a_time = self.rules_of(sandbox.netns_identity).await;
         let (present, new) = {
             let state = self.registry.lock();
             let others = others(&state, &sandbox.id, sandbox.netns_identity);
@@ -38,6 +40,7 @@ impl Sandboxes {
     /// Removes the rules of a sandbox whose traffic has stopped, and those of the one interface that its pod has left:
     /// unless the default routes went with the sandbox, so that replies depend on its table.
     pub(super) async fn unroute_by_source(&self, sandbox: &Sandbox) -> netlink::Result<()> {
+        let _one_at_a_time = self.rules_of(sandbox.netns_identity).await;
         let gone = {
             let state = self.registry.lock();
             let others = others(&state, &sandbox.id, sandbox.netns_identity);
@@ -49,6 +52,12 @@ impl Sandboxes {
             routings(&state, gone)
         };
         source_routing::remove(sandbox, gone).await
+    }
+
+    /// Waits until no other sandbox of the namespace changes rules: they are decided by the interfaces of all. The last
+    /// lock that an attach or a detach takes; no sandbox has such a name.
+    async fn rules_of(&self, netns: NetnsIdentity) -> OwnedMutexGuard<()> {
+        self.locks.lock(&format!("rules of {netns:?}")).await
     }
 }
 

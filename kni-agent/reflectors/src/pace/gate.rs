@@ -164,7 +164,9 @@ impl Gate {
             let mut interrupted = self.interrupted.lock().unwrap_or_else(PoisonError::into_inner);
             // Without a sender there are no watches.
             let is_interrupted = interrupted.has_changed().unwrap_or_default();
-            interrupted.mark_unchanged();
+            if is_interrupted {
+                interrupted.mark_unchanged();
+            }
             is_interrupted
         };
         if is_interrupted {

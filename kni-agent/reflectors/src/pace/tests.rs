@@ -165,7 +165,8 @@ enum Mode {
 struct Server {
     mode: Mutex<Mode>,
     latency: Duration,
-    seen: AtomicUsize,
+    /// When each request came.
+    seen: Mutex<Vec<Instant>>,
     /// Requests that wait for an answer, and the most that did.
     unanswered: [AtomicUsize; 2],
 }
@@ -176,11 +177,19 @@ impl Server {
     }
 
     fn seen(&self) -> usize {
-        self.seen.load(Ordering::SeqCst)
+        self.seen_before(Instant::now())
+    }
+
+    fn seen_before(&self, end: Instant) -> usize {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().filter(|at| **at < end).count()
     }
 
     async fn answer(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, http::Error> {
-        self.seen.fetch_add(1, Ordering::SeqCst);
+        self.seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Instant::now());
         let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         let [unanswered, most] = &self.unanswered;
         most.fetch_max(unanswered.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -243,7 +252,7 @@ fn agent(mode: Mode, (limits, shortest): (RequestLimits, Duration)) -> (Agent, A
     let server = Arc::new(Server {
         mode: Mutex::new(mode),
         latency: Duration::from_millis(10),
-        seen: AtomicUsize::new(0),
+        seen: Mutex::default(),
         unanswered: [const { AtomicUsize::new(0) }; 2],
     });
     let (counts, interruptions) = (RequestCounts::default(), Interruptions::default());
@@ -372,7 +381,7 @@ async fn minute_of(retry_after: Option<&'static str>) -> (usize, Duration) {
     let loops = paths.map(|path| tokio::spawn(ask(agent.clone(), path, own, longest)));
     let loops: Vec<_> = loops.collect();
     sleep_until(begin + minute).await;
-    let sent = server.seen() - before;
+    let sent = server.seen_before(begin + minute) - before;
     server.set(200, None);
     let end = Instant::now();
     for result in timeout(LONG, join_all(loops)).await.unwrap() {

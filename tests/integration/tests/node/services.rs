@@ -19,7 +19,7 @@
 //! | 14 beside kube-proxy in both modes | `beside`; pods without Services of KNI in `dnat` |
 //! | 15 many slices, an endpoint in two of them | `ports` |
 //! | a virtual address in two networks | `apart` |
-//! | addresses of load balancers, `externalIPs` | `load_balancers`; the bytes in `frames/outside_services.rs`; by rules of the node in `fabric::translated` |
+//! | addresses of load balancers, `externalIPs` | `load_balancers`; the bytes in `frames/outside_services.rs` |
 //! | endpoints that are pods of another network, or of none | `members` |
 //! | namespaces with more Services, ports, endpoints or changes than the tables have room for | `shares` |
 

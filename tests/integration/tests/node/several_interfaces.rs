@@ -99,8 +99,10 @@ async fn what_arrives_at_an_interface_is_answered_by_it() -> Result<()> {
     // Both networks begin with the same address, which would belong to both interfaces.
     let (blue, red) = (pod.ips_of("net1"), pod.ips_of("tenant0"));
     assert!(blue.iter().all(|address| !red.contains(address)), "{blue:?}, {red:?}");
-    let in_blue = run(&stage, "in-blue", &[("kni.dev/network", "blue")]).await?;
-    let in_red = run(&stage, "in-red", &[("kni.dev/network", "red")]).await?;
+    // Clients whose addresses the pod has nowhere: it would send its answers to itself.
+    let of = |network, ips| [("kni.dev/network", network), ("kni.dev/ips", ips)];
+    let in_blue = run(&stage, "in-blue", &of("blue", "10.10.0.20,fd10::20")).await?;
+    let in_red = run(&stage, "in-red", &of("red", "10.10.0.30,fd10::30")).await?;
     let servers = serve_each(&pod)?;
     let node = stage.node.clone();
     let clients = [(&node, "eth0"), (&in_blue.inside, "net1"), (&in_red.inside, "tenant0")];

@@ -90,6 +90,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
 async fn network_unavailable_is_cleared_where_the_agent_is_ready() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-node-condition", 2).await?;
+    tenants(&cluster).await?;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     // A cloud provider has made this one, and it has no agent yet.
     let bare = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "bare" } });
