@@ -14,6 +14,7 @@ use super::{labels::read_selector, multi_network_policy::read_networks};
 /// The policy that stands for an object of a newer version of the API: it selects the pods that the object selects, or
 /// all of the namespace where that is not clear, and allows nothing. `None` for an object without a name.
 pub fn closed_policy(kind: PolicyKind, metadata: &ObjectMeta, spec: Option<&Value>) -> Option<Policy> {
+    let namespace = metadata.namespace.clone()?;
     let names = || {
         let names = spec?.get("podNetworkNames")?.as_array()?.iter();
         let names: Option<BTreeSet<NetworkName>> = names.map(|name| name.as_str()?.parse().ok()).collect();
@@ -21,7 +22,9 @@ pub fn closed_policy(kind: PolicyKind, metadata: &ObjectMeta, spec: Option<&Valu
     };
     let scope = match kind {
         PolicyKind::NetworkPolicy => PolicyScope::Primary,
-        PolicyKind::MultiNetworkPolicy => read_networks(metadata).map_or(PolicyScope::All, PolicyScope::Named),
+        PolicyKind::MultiNetworkPolicy => {
+            read_networks(metadata, &namespace).map_or(PolicyScope::All, PolicyScope::Named)
+        }
         PolicyKind::EgressPolicy => names().unwrap_or(PolicyScope::All),
     };
     let selector = || {
@@ -32,7 +35,7 @@ pub fn closed_policy(kind: PolicyKind, metadata: &ObjectMeta, spec: Option<&Valu
     Some(Policy {
         reference: PolicyRef {
             kind,
-            namespace: metadata.namespace.clone()?,
+            namespace,
             name: metadata.name.clone()?,
         },
         scope,

@@ -94,7 +94,7 @@ const KIND: PolicyKind = PolicyKind::MultiNetworkPolicy;
 
 fn convert(metadata: &ObjectMeta, rules: Rules<'_>) -> Result<Policy, FieldError> {
     let (namespace, name) = read_names(metadata, NameRule::Subdomain)?;
-    let scope = PolicyScope::Named(read_networks(metadata)?);
+    let scope = PolicyScope::Named(read_networks(metadata, &namespace)?);
     let reference = PolicyRef {
         kind: KIND,
         namespace,
@@ -103,8 +103,8 @@ fn convert(metadata: &ObjectMeta, rules: Rules<'_>) -> Result<Policy, FieldError
     rules.into_policy(reference, scope)
 }
 
-pub(super) fn read_networks(metadata: &ObjectMeta) -> Result<BTreeSet<NamedNetwork>, FieldError> {
-    let own = metadata.namespace.as_deref().unwrap_or_default();
+/// The names in the annotation. `own` is the namespace of those without one: the policy's.
+pub(super) fn read_networks(metadata: &ObjectMeta, own: &str) -> Result<BTreeSet<NamedNetwork>, FieldError> {
     let annotation = metadata.annotations.as_ref().and_then(|all| all.get(POLICY_FOR));
     let Some(list) = annotation else {
         let reason = format!("does not say which networks: write {POLICY_FOR}: \"network-a, network-b\"");
