@@ -59,13 +59,17 @@ async fn an_agent_asks_for_what_concerns_its_node() -> Result<()> {
     .await?;
 
     each_change_costs_few_writes(&cluster).await?;
-    requests_have_their_priority(&cluster).await?;
-    a_static_pod_is_known_to_other_nodes(&cluster).await
+    requests_have_their_priority(&cluster).await
 }
 
 /// The runtime knows a static pod by another UID than the API server. On another node it has the labels of its mirror
 /// pod; an annotation that names another pod changes nothing for that pod.
-async fn a_static_pod_is_known_to_other_nodes(cluster: &Cluster) -> Result<()> {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "long: a second cluster of two nodes"]
+async fn a_static_pod_is_known_to_other_nodes() -> Result<()> {
+    require!(waiting, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-static", 2).await?;
+    tenants(&cluster).await?;
     cluster.apply(&[friends()]).await?;
     let friend =
         |mirror_of: &str| json!({ "labels": { "friend": "yes" }, "annotations": { objects::MIRROR: mirror_of } });
@@ -90,7 +94,7 @@ async fn a_static_pod_is_known_to_other_nodes(cluster: &Cluster) -> Result<()> {
         .await
     };
     reaches(fixed).await?;
-    is_reported_as_its_mirror_pod(cluster, &fixed.name).await?;
+    is_reported_as_its_mirror_pod(&cluster, &fixed.name).await?;
 
     let forged = objects::pod_with("red-team", "forged", "node2", &friend(&stranger.uid));
     let forged = cluster.run(&[forged]).await?;
