@@ -160,7 +160,35 @@ fn usable(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use kni_model::{NetworkSpec, PodRef, request::PrimarySelection};
+    use kni_model::{
+        Attachment, Bandwidth, EndpointId, InterfaceKind, MacAddr, NetworkId, NetworkSpec, PodRef,
+        request::PrimarySelection,
+    };
+
+    /// Interface net1 of a pod in network blue, with an address of each family.
+    pub(crate) fn attachment(kind: InterfaceKind) -> Attachment {
+        Attachment {
+            endpoint: EndpointId(1),
+            network: "blue".parse().unwrap(),
+            definition: None,
+            network_id: NetworkId::try_from(2).unwrap(),
+            ifname: "net1".parse().unwrap(),
+            ifindex: 3,
+            host_ifname: "kni1".parse().unwrap(),
+            host_ifindex: 4,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            ipv4: Some([10, 9, 0, 5].into()),
+            ipv6: Some("fd09::5".parse().unwrap()),
+            mtu: 1500,
+            default_route: false,
+            host_access: false,
+            routes: vec!["10.9.0.0/16".parse().unwrap()],
+            xdp: false,
+            kind,
+            bandwidth: Bandwidth::default(),
+        }
+    }
 
     pub(crate) fn known(name: &str, id: u32, default: bool, enabled: bool) -> (NetworkName, KnownNetwork) {
         let name: NetworkName = name.parse().unwrap();

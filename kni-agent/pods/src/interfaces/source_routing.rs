@@ -57,37 +57,14 @@ mod tests {
     use std::net::IpAddr;
 
     use kni_model::{
-        Bandwidth, EndpointId, MacAddr, NetworkId, Provider,
+        Provider,
         provider::{Macvlan, MacvlanMode, Tap},
     };
 
     use super::*;
+    use crate::plan::tests::attachment;
 
     const ROUTER: &str = "10.9.0.1";
-
-    fn attachment(kind: InterfaceKind) -> Attachment {
-        Attachment {
-            endpoint: EndpointId(1),
-            network: "blue".parse().unwrap(),
-            definition: None,
-            network_id: NetworkId::try_from(2).unwrap(),
-            ifname: "net1".parse().unwrap(),
-            ifindex: 3,
-            host_ifname: "kni1".parse().unwrap(),
-            host_ifindex: 4,
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            ipv4: Some([10, 9, 0, 5].into()),
-            ipv6: Some("fd09::5".parse().unwrap()),
-            mtu: 1500,
-            default_route: false,
-            host_access: false,
-            routes: vec!["10.9.0.0/16".parse().unwrap()],
-            xdp: false,
-            kind,
-            bandwidth: Bandwidth::default(),
-        }
-    }
 
     fn macvlan(gateways: &[&str]) -> Macvlan {
         Macvlan {

@@ -109,31 +109,15 @@ fn routings<'a>(state: &State, attachments: impl IntoIterator<Item = &'a Attachm
 
 #[cfg(test)]
 mod tests {
-    use kni_model::{Bandwidth, EndpointId, InterfaceKind, MacAddr, NetworkId};
+    use kni_model::InterfaceKind;
 
     use super::*;
+    use crate::plan;
 
     fn attachment(default_route: bool) -> Attachment {
         Attachment {
-            endpoint: EndpointId(1),
-            network: "blue".parse().unwrap(),
-            definition: None,
-            network_id: NetworkId::try_from(2).unwrap(),
-            ifname: "net1".parse().unwrap(),
-            ifindex: 3,
-            host_ifname: "kni1".parse().unwrap(),
-            host_ifindex: 4,
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            ipv4: Some([10, 9, 0, 5].into()),
-            ipv6: None,
-            mtu: 1500,
             default_route,
-            host_access: false,
-            routes: Vec::new(),
-            xdp: false,
-            kind: InterfaceKind::Veth,
-            bandwidth: Bandwidth::default(),
+            ..plan::tests::attachment(InterfaceKind::Veth)
         }
     }
 
