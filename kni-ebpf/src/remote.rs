@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use kni_common::{
     Verdict,
-    address::{V4_MAPPED, bytes, words},
+    address::{ADDRESS_OF_SERVICE, AddressValue, V4_MAPPED, bytes, words},
     flow::{END_REMOTE, END_ROUTED, FlowEnd, NodeRow, remote_generation},
     overlay::Overlay,
     route::{
@@ -24,6 +24,7 @@ use crate::{
     action::DROP,
     config,
     decision::{Decision, Reason},
+    endpoint,
     maps::{NETWORKS, NODES, NUMBERS, OVERLAY, ROUTES},
     packet::{Packet, TCP, UDP},
     skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
@@ -144,14 +145,37 @@ pub fn row(way: Decision) -> Option<&'static NodeRow> {
     (number != 0 && row.ifindex != 0).then_some(row)
 }
 
-/// Whether a packet that this node got by the interface, past `from_overlay`, may have the source, which no endpoint of
-/// this node has: the interface by which alone it may come, 0 for any. A pod of another node sends by the way that
-/// leads to it, and by no other. Nodes also send without a tunnel, with their own addresses.
+/// `skb::ingress_ifindex` of a packet that the node sent.
+pub const NODE: u32 = 0;
+
+/// Whether a packet that this node got by the interface, past `from_overlay`, or sent itself ([`NODE`]), may have the
+/// source, which no endpoint of this node has: the interface by which alone it may come, 0 for any. A pod of another
+/// node sends by the way that leads to it, and by no other. Nodes also send without a tunnel, with their own addresses.
 #[inline(always)]
 pub fn admit(network: u32, source: &[u32; 4], ingress: u32) -> Result<u32, Reason> {
     match remote_admit(network, source, ingress) {
         ON_ITS_WAY => Ok(ingress),
         code => Reason::check(code).map(|()| 0),
+    }
+}
+
+/// The same for a source that has a row of `ADDRESSES`; `own` if the interface is that of the pod. The node's processes
+/// reply with the address of a Service where the stack has translated the request.
+#[inline(always)]
+pub fn admit_local(found: AddressValue, ingress: u32, own: bool) -> Result<(), Reason> {
+    if found.endpoint == ADDRESS_OF_SERVICE && ingress == NODE || found.endpoint != ADDRESS_OF_SERVICE && own {
+        Ok(())
+    } else {
+        Err(Verdict::SourceAddress.into())
+    }
+}
+
+/// [`admit`] and [`admit_local`] of a packet that the node sent.
+#[inline(always)]
+pub fn admit_own(network: u32, source: &[u32; 4]) -> Result<(), Reason> {
+    match endpoint::by_address(network, *source) {
+        Some(found) => admit_local(found, NODE, false),
+        None => admit(network, source, NODE).map(|_way| ()),
     }
 }
 

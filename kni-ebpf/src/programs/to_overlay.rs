@@ -4,13 +4,17 @@
 //! - Reads `OVERLAY`, `ADDRESSES`, `ROUTES`, `NODES`, `NUMBERS`, `CONFIG`; counts drops.
 //! - `from_pod` gives its packets their tunnel itself and marks them. All others come from the node's stack, by a route
 //!   to the device: they belong to the network with host access. The receiver's node checks that they have the address
-//!   of this node or of one of its pods, and this program that a pod's address is that of the pod that sent the packet.
+//!   of this node or of one of its pods, and this program that a pod's address is that of the pod that sent the packet:
+//!   processes of the node may open sockets with any address (`IPV6_FREEBIND`), and have none of a pod.
 //! - Link control (the stack announces its multicast groups at every device, RFC 3810) ends here. It is for no pod, and
 //!   is not counted as a drop.
 //! - Falls through to: the tunnel.
 
 use aya_ebpf::programs::TcContext;
-use kni_common::{Direction, Verdict, address::ADDRESS_OF_SERVICE};
+use kni_common::{
+    Direction, Verdict,
+    route::{ROUTE_NODE, RouteValue},
+};
 
 use crate::{
     action::{DROP, NEXT},
@@ -62,10 +66,9 @@ fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Resul
     if packet.is_multicast() {
         return Err(Verdict::Multicast.into());
     }
-    has_source(ctx, network, packet)?;
-    let way = remote::route(network, &packet.destination)
-        .and_then(remote::way)
-        .ok_or(Verdict::NoDestination)?;
+    let route = remote::route(network, &packet.destination).ok_or(Verdict::NoDestination)?;
+    has_source(ctx, network, packet, route)?;
+    let way = remote::way(route).ok_or(Verdict::NoDestination)?;
     let node = remote::row(way).ok_or(Verdict::NoNode)?;
     let number = remote::number_of(network).ok_or(Verdict::NoNode)?;
     if way.is_overlay() && remote::set_tunnel_key(ctx, number, node) {
@@ -75,18 +78,14 @@ fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Resul
     }
 }
 
-/// Whether the node may forward a packet with the source: the receiver's node believes this one for all of its pods.
+/// Whether the node may send or forward a packet with the source: the receiver's node believes this one for all of its
+/// pods. The agent asks other nodes for echo replies with an address that no pod has, which can mislead no pod.
 #[inline(always)]
-fn has_source(ctx: &TcContext, network: u32, packet: &Packet) -> Result<(), Reason> {
-    /// Of a packet that the node sent.
-    const NODE: u32 = 0;
+fn has_source(ctx: &TcContext, network: u32, packet: &Packet, route: &RouteValue) -> Result<(), Reason> {
     let ingress = skb::ingress_ifindex(ctx);
-    if ingress == NODE {
-        return Ok(());
-    }
     match endpoint::by_address(network, packet.source) {
+        Some(found) => remote::admit_local(found, ingress, ingress == endpoint::ifindex(found.endpoint)),
+        None if ingress == remote::NODE && route.flags & ROUTE_NODE != 0 => Ok(()),
         None => remote::admit(network, &packet.source, ingress).map(|_way| ()),
-        Some(found) if found.endpoint != ADDRESS_OF_SERVICE && endpoint::ifindex(found.endpoint) == ingress => Ok(()),
-        Some(_) => Err(Verdict::SourceAddress.into()),
     }
 }

@@ -15,12 +15,11 @@ use crate::{
     flow::{self, NewFlow},
     global::global,
     packet::{Class, Packet},
-    policy, related, remote, skb,
+    policy, related,
+    remote::{self, NODE},
+    skb,
     work::Work,
 };
-
-/// `skb::ingress_ifindex` of a packet that the node sent.
-const NODE: u32 = 0;
 
 global! {
     /// Evaluates the packet and opens or renews its flow. Not on the path of most packets.
@@ -70,6 +69,9 @@ fn review(
     flow::translate(&mut work.to, found);
     work.record_translation();
     let ingress = skb::ingress_ifindex(ctx);
+    if ingress == NODE {
+        attempt!(remote::admit_own(row.network, &packet.source));
+    }
     if found.is_reply(second) {
         if ingress != NODE {
             attempt!(remote::admit(row.network, &packet.source, ingress));
@@ -102,13 +104,16 @@ fn review(
     Decision::DELIVER
 }
 
-/// Opens a flow from the stack. The node itself may always reach its pods; for other senders the pod's policies apply.
+/// Opens a flow from the stack. The node itself may always reach its pods, in the name of none; for other senders the
+/// pod's policies apply.
 #[inline(always)]
 fn open(ctx: &TcContext, row: &EndpointRow, policy: &EndpointPolicy, packet: &Packet, work: &mut Work) -> Decision {
     let ingress = skb::ingress_ifindex(ctx);
     let mut flags = FLOW_NODE;
     let mut way = 0;
-    if ingress != NODE {
+    if ingress == NODE {
+        attempt!(remote::admit_own(row.network, &packet.source));
+    } else {
         flags = 0;
         let identity = attempt!(sender(row, packet, ingress, work));
         way = work.new.source.id;

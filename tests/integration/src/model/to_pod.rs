@@ -95,6 +95,9 @@ impl Model {
         if known.sender().is_local() || !mine || !self.lives(&known) {
             return Ok(false);
         }
+        if ingress == 0 {
+            self.own_sender(flow)?;
+        }
         let mut hits = Hits::new();
         let judged = if known.is_reply() {
             self.leaving(row, flow.reversed(), &mut hits)
@@ -116,7 +119,9 @@ impl Model {
 
     fn open_from_stack(&mut self, row: &Row, ingress: u32, flow: Flow) -> Result<(), Verdict> {
         let mut opener = Opener::Node;
-        if ingress != 0 {
+        if ingress == 0 {
+            self.own_sender(flow)?;
+        } else {
             opener = Opener::Anybody;
             let peer = self.external_sender(flow, ingress)?;
             let mut hits = Hits::new();
@@ -134,6 +139,14 @@ impl Model {
         };
         self.learn(flow, &plan);
         Ok(())
+    }
+
+    /// The node sends with no pod's address; its processes reply with those of services.
+    fn own_sender(&self, flow: Flow) -> Result<(), Verdict> {
+        match self.world.owner(flow.network, flow.source.0) {
+            None | Some(Owner::Service) => Ok(()),
+            Some(Owner::Endpoint(..)) => Err(Verdict::SourceAddress),
+        }
     }
 
     /// Identity of the packet's sender. The address of a local pod is valid only from the interface of that pod, the

@@ -6,7 +6,10 @@ use super::table::{
     A6, B6, BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FAMILIES, RED_A, RED_B, Table, UNUSED4, UNUSED6, from, ip, table, to,
 };
 use anyhow::Result;
-use kni_common::Verdict::{Delivered, FragmentWithoutFirst, HostNotAllowed, NoDestination, Redirected, Truncated};
+use kni_common::{
+    IFINDEX_BASE,
+    Verdict::{Delivered, FragmentWithoutFirst, HostNotAllowed, NoDestination, Redirected, Truncated},
+};
 use kni_integration::{
     frames::{Payload, TcpFlags},
     require,
@@ -67,8 +70,9 @@ fn datagram(table: &mut Table<'_>, what: &str, [a, b]: [IpAddr; 2], payload: &Pa
     // A first fragment towards a pod does not affect fragments that the pod sends.
     let back = parts(b, a, 3, payload);
     let [first, later] = [0, 1].map(|at| to(DEFAULT_A).frame(&back[at]));
-    table.received(&name("first to the pod"), DEFAULT_A, &first, Delivered)?;
-    table.received(&name("later to the pod"), DEFAULT_A, &later, Delivered)?;
+    let ingress = IFINDEX_BASE + DEFAULT_B;
+    table.forwarded(&name("first to the pod"), ingress, DEFAULT_A, &first, Delivered)?;
+    table.forwarded(&name("later to the pod"), ingress, DEFAULT_A, &later, Delivered)?;
     let from_b = from(DEFAULT_B).frame(&back[1]);
     table.sent(
         &name("later of the same from a pod"),

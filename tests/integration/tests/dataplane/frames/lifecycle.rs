@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use anyhow::Result;
-use kni_common::Verdict;
+use kni_common::{IFINDEX_BASE, Verdict};
 use kni_integration::{frames::TcpFlags, model::Endpoint, require};
 
 use super::table::{
@@ -80,7 +80,14 @@ fn a_changed_endpoint_is_judged_anew() -> Result<()> {
         // A flow through the stack ends with its receiver: the next owner's packets are evaluated independently.
         let question = to(DEFAULT_B).frame(&tcp(A4, B4, TcpFlags::SYN));
         let reply = from(DEFAULT_B).frame(&tcp_back());
-        table.received("question by the stack", DEFAULT_B, &question, Verdict::Delivered)?;
+        let ingress = IFINDEX_BASE + DEFAULT_A;
+        table.forwarded(
+            "question by the stack",
+            ingress,
+            DEFAULT_B,
+            &question,
+            Verdict::Delivered,
+        )?;
         table.sent("answer", DEFAULT_B, &reply, Verdict::PassedToStack)?;
         table.step.withdraw(DEFAULT_B)?;
         table.step.publish(DEFAULT_B, &endpoint(DEFAULT_B))?;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use kni_common::Verdict;
+use kni_common::{IFINDEX_BASE, Verdict};
 use kni_integration::{
     frames::{Payload, TcpFlags},
     require,
@@ -35,8 +35,9 @@ fn the_node_reaches_the_default_network_only() -> Result<()> {
             };
             case("from the node", DEFAULT_A, node, a, Verdict::Delivered)?;
             case("from the node", BLUE_A, node, a, Verdict::HostNotAllowed)?;
-            case("from another pod, by the node", DEFAULT_A, b, a, Verdict::Delivered)?;
-            case("from another pod, by the node", BLUE_A, b, a, Verdict::HostNotAllowed)?;
+            case("the node as another pod", DEFAULT_A, b, a, Verdict::SourceAddress)?;
+            case("the node as the pod itself", DEFAULT_A, a, a, Verdict::SourceAddress)?;
+            case("the node as another pod", BLUE_A, b, a, Verdict::HostNotAllowed)?;
             case("for the other pod", DEFAULT_A, node, b, Verdict::DestinationAddress)?;
             case("for somebody outside", DEFAULT_A, b, node, Verdict::DestinationAddress)?;
             let (many, nobody): (IpAddr, IpAddr) = if a.is_ipv4() {
@@ -62,11 +63,14 @@ fn the_node_reaches_the_default_network_only() -> Result<()> {
         table.received("v4-mapped source", DEFAULT_A, &mapped, Verdict::Malformed)?;
         let stale = to(DEFAULT_B).frame(&udp(OUTSIDE6, A6));
         table.received("by a stale route", DEFAULT_B, &stale, Verdict::DestinationAddress)?;
-        let six = to(DEFAULT_B).frame(&udp(A6, B6));
+        let six = to(DEFAULT_B).frame(&udp(OUTSIDE6, B6));
         table.received("and a right one", DEFAULT_B, &six, Verdict::Delivered)?;
         Ok(())
     })
 }
+
+/// [`DEFAULT_A`] sent the packet into the stack.
+const A_SENDS: u32 = IFINDEX_BASE + DEFAULT_A;
 
 /// NAT of another program has translated the request in the stack; only the stack can translate the reply back.
 #[test]
@@ -79,11 +83,11 @@ fn answers_go_back_through_the_stack() -> Result<()> {
             let name = |rest: &str| format!("{family} {rest}");
             let back = |flags| ip(b, a).packet(&Payload::tcp(80, 4000, flags));
             let syn = to(DEFAULT_B).frame(&tcp(a, b, TcpFlags::SYN));
-            table.received(&name("SYN by the stack"), DEFAULT_B, &syn, Verdict::Delivered)?;
+            table.forwarded(&name("SYN by the stack"), A_SENDS, DEFAULT_B, &syn, Verdict::Delivered)?;
             let syn_ack = from(DEFAULT_B).frame(&back(TcpFlags::SYN_ACK));
             table.sent(&name("its SYN+ACK"), DEFAULT_B, &syn_ack, Verdict::PassedToStack)?;
             let ack = to(DEFAULT_B).frame(&tcp(a, b, TcpFlags::ACK));
-            table.received(&name("ACK by the stack"), DEFAULT_B, &ack, Verdict::Delivered)?;
+            table.forwarded(&name("ACK by the stack"), A_SENDS, DEFAULT_B, &ack, Verdict::Delivered)?;
             let data = from(DEFAULT_B).frame(&back(TcpFlags::ACK));
             table.sent(&name("data"), DEFAULT_B, &data, Verdict::PassedToStack)?;
             let other = from(DEFAULT_B).frame(&ip(b, a).packet(&Payload::tcp(81, 4000, TcpFlags::ACK)));
@@ -97,7 +101,13 @@ fn answers_go_back_through_the_stack() -> Result<()> {
             let answer = from(DEFAULT_A).frame(&tcp(a, b, TcpFlags::SYN_ACK));
             table.reaches(&name("and its answer"), DEFAULT_A, &answer, DEFAULT_B)?;
             // A new connection through the stack replaces it.
-            table.received(&name("SYN by the stack again"), DEFAULT_B, &syn, Verdict::Delivered)?;
+            table.forwarded(
+                &name("SYN by the stack again"),
+                A_SENDS,
+                DEFAULT_B,
+                &syn,
+                Verdict::Delivered,
+            )?;
             table.sent(&name("data again"), DEFAULT_B, &data, Verdict::PassedToStack)?;
         }
         Ok(())

@@ -199,8 +199,14 @@ fn compare(rig: &mut Rig, case: &Case<'_>, question: &Question) -> Result<Option
         trail::check(rig.beside.engine(), case.world, question, Direction::Ingress, trail).with_context(told)?;
     }
     let by_node = rig.sent_by_node(question, &case.numbers)?;
-    let exempt = by_node.is_none_or(|decided| decided.verdict == Verdict::Delivered);
-    ensure!(exempt, "the node does not reach its pod: {}", told());
+    // It reaches its pods whatever their policies, but not in the name of another pod.
+    let expected = if sends {
+        Verdict::SourceAddress
+    } else {
+        Verdict::Delivered
+    };
+    let exempt = by_node.is_none_or(|decided| decided.verdict == expected);
+    ensure!(exempt, "the node, to its pod: {}", told());
     Ok(Some(decided.verdict))
 }
 

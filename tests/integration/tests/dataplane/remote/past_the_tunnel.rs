@@ -1,7 +1,7 @@
 //! Tests packets in the name of pods of other nodes that do not come by the way that leads to them: by the node's
 //! stack, to ports of the node, and through the node to a third one.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{
@@ -12,9 +12,11 @@ use kni_dataplane::{HostPort, host_port_key};
 use kni_integration::{
     frames::{Ip, Payload, TcpFlags},
     patience, require,
+    traffic::set_option,
 };
 use kni_model::EndpointId;
 use nix::net::if_::if_nametoindex;
+use socket2::{Domain, Socket, Type};
 
 use super::scene::{
     A, B, Ends, FRIEND, LOCAL, NODE, NOTHING, ONLY_FRIENDS, OTHER, OVERLAY, OWN, REMOTE, SECOND, STRANGER, Scene, TCP,
@@ -40,6 +42,22 @@ fn each(scene: &mut Scene<'_>, mut check: impl FnMut(&mut Scene<'_>, Ends) -> Re
 
 fn datagram(source: IpAddr, destination: IpAddr) -> Vec<u8> {
     Ip::new(source, destination).packet(&Payload::udp(THEIRS, OWN, b"in another's name"))
+}
+
+/// A process of the node sends a datagram from an address that need not be the node's.
+fn send_as(source: IpAddr, destination: IpAddr) -> Result<()> {
+    let [source, destination] = [(source, THEIRS), (destination, OWN)].map(SocketAddr::from);
+    let socket = Socket::new(Domain::for_address(source), Type::DGRAM, None)?;
+    let option = if source.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_TRANSPARENT)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_FREEBIND)
+    };
+    set_option(&socket, option, &1_i32.to_ne_bytes())?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&source.into())?;
+    socket.send_to(b"in another's name", &destination.into())?;
+    Ok(())
 }
 
 /// The program and its explanation agree about the verdict.
@@ -80,9 +98,10 @@ fn a_pod_of_another_node_counts_only_by_the_way_that_leads_to_it() -> Result<()>
                         ensure!(scene.flows() == 0, "{what}: it opened a flow");
                     }
                     expect(scene, "the way", way, &packet, Verdict::Delivered)?;
+                    expect(scene, "the node, in the flow", 0, &packet, Verdict::ForeignNode)?;
                     scene.flush()?;
-                    // The node may send as any pod.
-                    expect(scene, "the node", 0, &packet, Verdict::Delivered)?;
+                    expect(scene, "the node", 0, &packet, Verdict::ForeignNode)?;
+                    ensure!(scene.flows() == 0, "the node opened a flow");
                 }
                 scene.flush()?;
                 scene.remove_node(NODE)?;
@@ -120,6 +139,47 @@ fn no_host_has_an_address_that_no_node_is_known_to_have() -> Result<()> {
                     expect(scene, what, ingress, &datagram(source, local), Verdict::Delivered)?;
                 }
             }
+            Ok(())
+        })
+    })
+}
+
+/// Any process may have a socket with any address in IPv6 (`IPV6_FREEBIND`), and one with `CAP_NET_ADMIN` in both
+/// families (`IP_TRANSPARENT`).
+#[test]
+fn the_node_has_the_address_of_no_pod() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("past-own", |scene| {
+        scene.route_own()?;
+        each(scene, |scene, (local, remote)| {
+            let (v4, family) = (local.is_ipv4(), usize::from(local.is_ipv6()));
+            let forged = [
+                ("a pod of another node", remote, Verdict::ForeignNode),
+                ("a pod of this node", SECOND[family], Verdict::SourceAddress),
+                ("no pod", UNUSED[family], Verdict::OwnerUnknown),
+            ];
+            for (what, source, reason) in forged {
+                scene.flush()?;
+                expect(scene, what, 0, &datagram(source, local), reason)?;
+                ensure!(scene.flows() == 0, "{what}: it opened a flow");
+                for (direction, to) in [(ToPod, local), (ToOverlay, REMOTE[family])] {
+                    // Only from another socket than that of the destination.
+                    if source != to {
+                        scene.dropped(what, direction, reason, || send_as(source, to))?;
+                    }
+                }
+            }
+            scene.flush()?;
+            let own = own_underlay(v4);
+            expect(scene, "the node", 0, &datagram(own, local), Verdict::Delivered)?;
+            send_as(own, REMOTE[family])?;
+            let arrived = scene.tunnelled(underlay(NODE, v4))?;
+            let addresses = if v4 { 12..20 } else { 8..40 };
+            let expected = datagram(own, REMOTE[family]);
+            ensure!(
+                arrived.packet.get(addresses.clone()) == expected.get(addresses),
+                "another packet came through the tunnel"
+            );
             Ok(())
         })
     })

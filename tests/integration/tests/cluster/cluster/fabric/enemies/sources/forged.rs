@@ -118,6 +118,8 @@ fn by_a_tenant(scene: &Scene) -> Vec<Row<'_>> {
 
 /// From a socket of node1 that no capability helped to open. Only IPv6 lets it have an address that is not the node's.
 fn by_a_process(scene: &Scene) -> Result<Vec<Row<'_>>> {
+    const STACK: &str = "the node's stack";
+    const LOCALLY: &str = "the node's stack, to a pod of the node";
     let row = |name, way, packet, at: IpAddr, drop: Drop| {
         anyhow::Ok(Row {
             who: "process without capabilities",
@@ -132,10 +134,13 @@ fn by_a_process(scene: &Scene) -> Result<Vec<Row<'_>>> {
     let own = scene.node(1, true);
     let to_second = Ends(scene.pod("plain", 1, true), scene.pod("plain", 2, true));
     let to_first = Ends(to_second.1, to_second.0);
-    let [third, unowned] = [scene.pod("plain", 3, false), scene.unowned(false)];
-    let plain = |from| Packet::Plain(Ends(from, scene.pod("plain", 2, false)), PORT);
-    let foreign = (2, "from_overlay", "foreign_node");
-    let unknown = (2, "from_overlay", "owner_unknown");
+    let [first, third, unowned] = [
+        scene.pod("plain", 1, false),
+        scene.pod("plain", 3, false),
+        scene.unowned(false),
+    ];
+    let plain = |from, to| Packet::Plain(Ends(from, to), PORT);
+    let (second, other) = (scene.pod("plain", 2, false), scene.other(1, false));
     let port = (1, "to_uplink", "overlay_port");
     let itself = (1, "from_overlay", "foreign_node");
     Ok(vec![
@@ -147,8 +152,48 @@ fn by_a_process(scene: &Scene) -> Result<Vec<Row<'_>>> {
             own,
             itself,
         )?,
-        row(THIRD, "the node's stack", plain(third), third, foreign)?,
-        row(UNOWNED, "the node's stack", plain(unowned), unowned, unknown)?,
+        row(
+            SENDERS,
+            STACK,
+            plain(first, second),
+            first,
+            (1, "to_overlay", "source_address"),
+        )?,
+        row(
+            THIRD,
+            STACK,
+            plain(third, second),
+            third,
+            (1, "to_overlay", "foreign_node"),
+        )?,
+        row(
+            UNOWNED,
+            STACK,
+            plain(unowned, second),
+            unowned,
+            (1, "to_overlay", "owner_unknown"),
+        )?,
+        row(
+            SENDERS,
+            LOCALLY,
+            plain(first, other),
+            first,
+            (1, "to_pod", "source_address"),
+        )?,
+        row(
+            THIRD,
+            LOCALLY,
+            plain(third, other),
+            third,
+            (1, "to_pod", "foreign_node"),
+        )?,
+        row(
+            UNOWNED,
+            LOCALLY,
+            plain(unowned, other),
+            unowned,
+            (1, "to_pod", "owner_unknown"),
+        )?,
     ])
 }
 
@@ -292,13 +337,24 @@ fn by_a_taken_node(scene: &Scene) -> Vec<Row<'_>> {
         inner: Ends(scene.pod("blue-team", 3, true), scene.pod("blue-team", 1, true)),
         outer: Ends(scene.node(2, true), scene.node(1, true)),
     };
+    let tunnelled = |from: IpAddr| {
+        let inner = Ends(from, scene.pod("plain", 1, from.is_ipv4()));
+        scene.tunnelled(inner, (scene.node(2, true), 1))
+    };
     let device = "its tunnel device";
     let to = |node| scene.by_uplink(TAKEN, node, true, Shape::Whole);
     let foreign = (1, "from_overlay", "foreign_node");
     let unknown = (1, "from_overlay", "owner_unknown");
     vec![
-        row(THIRD, device, plain(third), scene.by_tunnel(), foreign),
-        row(UNOWNED, device, plain(scene.unowned(false)), scene.by_tunnel(), unknown),
+        row(THIRD, "tunnel", tunnelled(third), to(1), foreign),
+        row(UNOWNED, "tunnel", tunnelled(scene.unowned(false)), to(1), unknown),
+        row(
+            SENDERS,
+            device,
+            plain(own),
+            scene.by_tunnel(),
+            (2, "to_overlay", "source_address"),
+        ),
         row("pod of a tenant on a third node", "tunnel", of_tenant, to(1), foreign),
         row(SENDERS, "plain", plain(own), to(1), (1, "to_pod", "foreign_node")),
         row(

@@ -47,7 +47,6 @@ fn of_pods(scene: &Scene) -> Vec<Row<'_>> {
 /// Root on a node, and who has `CAP_NET_RAW` there, may send as each pod of that node.
 fn of_nodes(scene: &Scene) -> Result<Vec<Row<'_>>> {
     const RAW: &str = "process with CAP_NET_RAW";
-    const ROOT: &str = "root on a taken node";
     const POD: &str = "pod of its node";
     let row = |(who, place, name), way, packet, to: (&str, usize), means| Row {
         who,
@@ -72,9 +71,6 @@ fn of_nodes(scene: &Scene) -> Result<Vec<Row<'_>>> {
             ("plain", 2),
             means,
         ));
-        let sender = (ROOT, "node2", POD);
-        let means = scene.by_tunnel();
-        rows.push(row(sender, "its tunnel device", plain(second), ("plain", 1), means));
         let sender = ("process without capabilities", "node2", OWN);
         let own = scene.node(2, v4);
         let means = scene.by_process(2, own)?;
@@ -87,7 +83,7 @@ fn of_nodes(scene: &Scene) -> Result<Vec<Row<'_>>> {
     };
     let means = scene.by_uplink(TAKEN, 1, true, Shape::Whole);
     rows.push(row(
-        (ROOT, "node2", "pod of its node, of a tenant"),
+        ("root on a taken node", "node2", "pod of its node, of a tenant"),
         "tunnel",
         blue,
         ("blue-team", 1),
