@@ -1,13 +1,14 @@
-//! Replies to ARP requests and neighbour solicitations for the gateway in place.
+//! Replies to ARP requests and neighbour solicitations for the gateway in place; checks what pods of CNI plugins tell
+//! each other about addresses.
 //!
 //! Pods have a permanent neighbour entry for the gateway and send no request; this serves workloads with a network
 //! stack of their own (a virtual machine on a tap, arping, a bridge in the pod).
 
 use aya_ebpf::programs::TcContext;
-use kni_common::{GATEWAY_V4, GATEWAY_V6, Verdict, endpoint::EndpointRow};
+use kni_common::{GATEWAY_V4, GATEWAY_V6, Verdict, address::words, endpoint::EndpointRow};
 
 use crate::{
-    packet::Packet,
+    packet::{Packet, is_link_local},
     skb::{self, ETH_LEN, EthHeader},
 };
 
@@ -56,13 +57,11 @@ pub fn mac_words(mac: &[u8; 6]) -> [u16; 3] {
     ]
 }
 
-/// Handles ARP from a pod. The sender fields must satisfy the same rule as a packet's source.
+/// The ARP packet of a pod. The sender fields must satisfy the same rule as a packet's source.
 #[inline(always)]
-pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Reply, Verdict> {
+fn sent(ctx: &TcContext, row: &EndpointRow) -> Result<Arp, Verdict> {
     const ETHERNET_IPV4: [u16; 2] = [u16::from_be(1), u16::from_be(0x0800)];
     const LENGTHS: u16 = u16::from_ne_bytes([6, 4]);
-    const REQUEST: u16 = u16::from_be(1);
-    const REPLY: u16 = u16::from_be(2);
     let arp: Arp = skb::read(ctx, ETH_LEN)?;
     if arp.kinds != ETHERNET_IPV4 || arp.lengths != LENGTHS {
         return Err(Verdict::Malformed);
@@ -72,6 +71,44 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Reply, Verdict> {
     if arp.sender_mac != mac_words(&row.from_pod.source) || (sender != 0 && sender != u32::from_ne_bytes(row.ipv4)) {
         return Err(Verdict::SourceAddress);
     }
+    Ok(arp)
+}
+
+/// Checks ARP from a pod of a CNI plugin: others on its link believe the sender fields.
+#[inline(always)]
+pub fn check_arp(ctx: &TcContext, row: &EndpointRow) -> Result<(), Verdict> {
+    sent(ctx, row).map(drop)
+}
+
+/// Checks link control from a pod of a CNI plugin, whose source has been checked: others on its link believe an
+/// advertisement's target, and the pod is no router (RFC 4861 4.2, 4.4, 4.5).
+#[inline(always)]
+pub fn check(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Result<(), Verdict> {
+    const ROUTER_ADVERTISEMENT: u8 = 134;
+    const ADVERTISEMENT: u8 = 136;
+    const REDIRECT: u8 = 137;
+    /// Of the target in the message.
+    const TARGET: usize = 8;
+    match packet.icmp_type {
+        ROUTER_ADVERTISEMENT | REDIRECT => Err(Verdict::IcmpType),
+        ADVERTISEMENT => {
+            let target: [u32; 4] = skb::load(ctx, packet.transport() + TARGET)?;
+            if target == words(row.ipv6) || is_link_local(target) {
+                Ok(())
+            } else {
+                Err(Verdict::SourceAddress)
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Handles ARP from a pod.
+#[inline(always)]
+pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Reply, Verdict> {
+    const REQUEST: u16 = u16::from_be(1);
+    const REPLY: u16 = u16::from_be(2);
+    let arp = sent(ctx, row)?;
     if arp.operation != REQUEST || word(arp.target_ip) != u32::from_ne_bytes(GATEWAY_V4) {
         return Ok(Reply::None);
     }

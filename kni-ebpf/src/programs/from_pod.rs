@@ -297,6 +297,7 @@ fn neighbour_decision(reply: Reply) -> Decision {
 #[inline(always)]
 fn arp(ctx: &TcContext, row: &EndpointRow) -> Decision {
     if endpoint::is_plugin(row) {
+        attempt!(neighbour::check_arp(ctx, row));
         return Decision::STACK;
     }
     neighbour_decision(attempt!(neighbour::arp(ctx, row)))
@@ -308,6 +309,7 @@ fn link_control(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision
         return Decision::drop(Verdict::SourceAddress);
     }
     if endpoint::is_plugin(row) {
+        attempt!(neighbour::check(ctx, row, packet));
         return Decision::STACK;
     }
     neighbour_decision(neighbour::solicitation(ctx, row, packet))

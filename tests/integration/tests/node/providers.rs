@@ -3,6 +3,7 @@
 
 mod devices;
 mod kills;
+mod link;
 mod plugins;
 mod policy;
 pub(crate) mod scene;

@@ -48,16 +48,16 @@ fn reaches(from: &Namespaces, address: &str) -> bool {
     traffic::tcp_get(from, address, 8080, Duration::from_secs(1)).is_ok()
 }
 
-struct Scene {
-    server: Pod,
-    friend: Pod,
+pub(super) struct Scene {
+    pub(super) server: Pod,
+    pub(super) friend: Pod,
     stranger: Pod,
     servers: Vec<Servers>,
-    stage: Watched,
+    pub(super) stage: Watched,
 }
 
 impl Scene {
-    async fn set(name: &str) -> Result<Self> {
+    pub(super) async fn set(name: &str) -> Result<Self> {
         let manifests = vec![scene::bridged("bridged", true)];
         let stage = Watched::unsettled(name, scene::options(manifests)).await?;
         scene::write_chain(&stage.node)?;
@@ -116,7 +116,7 @@ impl Scene {
         Ok(())
     }
 
-    async fn drops(&self, pod: &Pod, reason: &str) -> Result<u64> {
+    pub(super) async fn drops(&self, pod: &Pod, reason: &str) -> Result<u64> {
         let listed = self.stage.kubelet.runtime().list_drops(ListDropsRequest {}).await?;
         let drops = listed.into_inner().drops.into_iter();
         let ours = drops.filter(|drop| drop.pod_name == pod.name && drop.reason == reason);
