@@ -14,6 +14,7 @@ use kni_api::{
     node_network::{ClosedNamespace, NodeNetworkEntry, PolicySummary, RefusedPolicy},
     set_condition,
 };
+use kni_crd::PodNetwork;
 use kni_model::{
     policy::PolicyKind,
     view::{NetworkView, StatusView},
@@ -224,7 +225,7 @@ impl ObjectControllers {
             .map(|(_, usage)| usage.total);
         NodeNetworkEntry {
             name: spec.name.to_string(),
-            generation: object.and_then(|object| object.metadata.generation).unwrap_or(0),
+            generation: object.map_or(0, |object| applied(object, spec.enabled)),
             ready: view.ready,
             reason: view.reason.clone(),
             blocks: spec.blocks.iter().flatten().map(ToString::to_string).collect(),
@@ -318,6 +319,17 @@ impl ObjectControllers {
         let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
         let least = [true, false].into_iter().filter(|ipv4| has(*ipv4)).map(room).min();
         used.saturating_add(least.map_or(0, saturate))
+    }
+}
+
+/// The generation of the object that the node has applied: that of a deletion once no pod can join here any more.
+/// kni-controller lets a network go only then.
+fn applied(object: &PodNetwork, is_open: bool) -> i64 {
+    let generation = object.metadata.generation.unwrap_or(0);
+    if is_open && object.metadata.deletion_timestamp.is_some() {
+        generation.saturating_sub(1)
+    } else {
+        generation
     }
 }
 

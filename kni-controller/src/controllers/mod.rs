@@ -27,6 +27,7 @@ mod network_status;
 mod network_unavailable;
 mod networks;
 mod node_endpoints;
+mod open_nodes;
 mod overview;
 mod policy_events;
 mod reconcile;

@@ -123,6 +123,19 @@ pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, no
     set_condition(&mut status.conditions, condition);
 }
 
+/// Adds that a network without interfaces waits for nodes, before it can go.
+pub(super) fn note_open(status: &mut PodNetworkStatus, object: &PodNetwork, nodes: &[&str]) {
+    if nodes.is_empty() {
+        return;
+    }
+    let message = format!(
+        "the network is deleted once these nodes have closed it, or after 30 s: {}",
+        listed(nodes)
+    );
+    let condition = Condition::now("InUse", true, "OpenOnNodes", &message, object.metadata.generation);
+    set_condition(&mut status.conditions, condition);
+}
+
 /// Names the nodes. Where a node was registered again, its agent has the blocks of before once it runs.
 fn excess(nodes: &Nodes) -> String {
     let names = |again: bool| -> Vec<&str> {

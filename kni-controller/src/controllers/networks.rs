@@ -1,4 +1,4 @@
-//! Writes the status of networks, and keeps networks that are being deleted until their last interface is gone.
+//! Writes the status of networks, and keeps networks that are being deleted until no pod is in them, nor can be.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use super::{
     address_space::AddressSpace,
     block_excess::BlockExcess,
     figures::Paced,
-    network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess},
+    network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess, note_open},
+    open_nodes::OpenNodes,
     overview::Overview,
     reconcile::{Context, Reconciler, unless_changed},
 };
@@ -28,6 +29,7 @@ pub(super) struct NetworkStatus {
     address_space: AddressSpace,
     excess: BlockExcess,
     figures: Paced<Figures>,
+    open: OpenNodes,
 }
 
 impl NetworkStatus {
@@ -78,6 +80,7 @@ impl Reconciler for NetworkStatus {
         let now = Instant::now();
         self.figures.retain(&tables.networks);
         self.address_space.update(tables);
+        self.open.retain(tables.networks.rows().values().map(AsRef::as_ref));
         let excess = self.excess.update(tables, networks, now).clone();
         let mut writes = Vec::new();
         for (key, object) in tables.networks.rows() {
@@ -86,10 +89,15 @@ impl Reconciler for NetworkStatus {
             let mut status = network_status(&overview, refused, number, object);
             note_excess(&mut status, object, excess.get(&key.name));
             self.address_space.note(&mut status, object);
+            let is_used = !overview.interfaces(&key.name).is_empty();
+            let open = self.open.of(&overview, object, refused.is_some(), now);
+            if !is_used {
+                note_open(&mut status, object, &open);
+            }
             // What the object has is noted in every round.
             let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;
             let status = (!object.status.as_ref().is_some_and(waits)).then_some(status);
-            let finalizer = finalizer(object, !overview.interfaces(&key.name).is_empty());
+            let finalizer = finalizer(object, is_used || !open.is_empty());
             // Nothing reads the status of an object that goes, and a status that is refused must not keep it.
             let status = status.filter(|_| finalizer != Some(Finalizer::Remove));
             if status.is_some() || finalizer.is_some() {
@@ -195,7 +203,8 @@ fn remember(context: &Context, key: &Key, before: &PodNetwork, written: &Arc<Pod
     });
 }
 
-/// The necessary change: a network that is being deleted keeps its finalizer until its last interface is gone.
+/// The necessary change: a network that is being deleted keeps its finalizer until its last interface is gone, and no
+/// node attaches a pod to it any more.
 fn finalizer(object: &PodNetwork, in_use: bool) -> Option<Finalizer> {
     let has = object.finalizers().iter().any(|name| name == IN_USE_FINALIZER);
     match (object.metadata.deletion_timestamp.is_some(), has) {

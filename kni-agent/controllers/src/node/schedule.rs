@@ -91,7 +91,10 @@ fn take_figures(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
         };
         entry.blocks.clone_from(&before.blocks);
         entry.capacity = before.capacity;
-        entry.used = before.used;
+        // The deletion of a closed network waits for its last pod.
+        if entry.ready || entry.used > 0 {
+            entry.used = before.used;
+        }
         if entry.allocatable.is_some() && before.allocatable.is_some() {
             entry.allocatable = before.allocatable;
         }

@@ -6,6 +6,7 @@ mod bed;
 mod blocks;
 mod churn;
 mod claims;
+mod closing;
 mod controllers;
 mod egress_owners;
 mod egress_refused;
