@@ -228,8 +228,8 @@ const BYTE0_E0: u32 = u32::from_ne_bytes([0xe0, 0, 0, 0]);
 const BYTE0_FF: u32 = u32::from_ne_bytes([0xff, 0, 0, 0]);
 const BYTE0_7F: u32 = u32::from_ne_bytes([0x7f, 0, 0, 0]);
 
-#[inline(always)]
 /// Whether an IPv6 address is link-local (RFC 4291 2.5.6).
+#[inline(always)]
 pub fn is_link_local(address: [u32; 4]) -> bool {
     const MASK: u32 = u32::from_ne_bytes([0xff, 0xc0, 0, 0]);
     const PREFIX: u32 = u32::from_ne_bytes([0xfe, 0x80, 0, 0]);

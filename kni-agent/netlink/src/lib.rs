@@ -1,8 +1,8 @@
 //! Drives the kernel's network configuration: namespaces, links, addresses, routes and rules. No other crate does.
 //! Layer: driver.
 //!
-//! Uses rtnetlink, a few files below `/proc/sys/net`, and packet sockets to look for other hosts with an address,
-//! and raw sockets to ask other nodes for echo replies; executes no program. A new process recognises every object that
+//! Uses rtnetlink, a few files below `/proc/sys/net`, packet sockets to look for other hosts with an address, raw
+//! sockets to ask other nodes for echo replies, and sock_diag to end sockets; executes no program. A new process recognises every object that
 //! this crate creates (see [`own`]). Functions are idempotent where their documentation states it. Interface indexes
 //! are those of the namespace of the [`Netlink`] handle.
 //!
@@ -35,6 +35,7 @@ mod pod_state;
 mod probe;
 mod rule;
 mod shaper;
+mod sockets;
 mod source_routing;
 mod sysctl;
 mod tap;
@@ -64,6 +65,7 @@ pub use plain::PlainConfig;
 pub use pod::PodInterfaceConfig;
 pub use pod_state::{PodInterface, PodRoute};
 pub use rule::OurRule;
+pub use sockets::{ConnectedSocket, end_connected};
 pub use source_routing::SourceRouting;
 pub use sysctl::{
     prepare_host_interface, prepare_host_interface_here, prepare_pod_interface, prepare_pod_interface_here,

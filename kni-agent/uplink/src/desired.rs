@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
 };
 
@@ -158,6 +158,23 @@ pub(super) fn node_ports<'a>(
             .filter(|address| takes(requested, *address))
             .collect(),
     })
+}
+
+/// The addresses and ports of pods that UDP ports of the node lead to.
+pub(super) fn udp_targets<'a>(pods: impl Iterator<Item = &'a UplinkPod>) -> BTreeSet<SocketAddr> {
+    let mut targets = BTreeSet::new();
+    for UplinkPod { pod, mappings } in pods {
+        let Some(primary) = pod.interfaces.iter().find(|interface| interface.primary) else {
+            continue;
+        };
+        let is_udp = |mapping: &&PortMapping| mapping.host_port != 0 && mapping.protocol == PortProtocol::Udp;
+        for mapping in mappings.iter().filter(is_udp) {
+            let v4 = primary.ipv4.map(IpAddr::V4);
+            let addresses = v4.into_iter().chain(primary.ipv6.map(IpAddr::V6));
+            targets.extend(addresses.map(|address| SocketAddr::new(address, mapping.container_port)));
+        }
+    }
+    targets
 }
 
 /// What stands for all loopback addresses of a family in the rows of the node's own sockets.

@@ -22,7 +22,7 @@ mod verify;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -138,6 +138,8 @@ struct State {
     host_ports: usize,
     /// Why the node's own processes do not reach them.
     node_unserved: Option<String>,
+    /// The pods that UDP ports led to when the node's sockets were compared with them last.
+    node_targets: Option<BTreeSet<SocketAddr>>,
     /// Whether a detached pod left something behind that the next sync removes.
     is_stale: bool,
 }

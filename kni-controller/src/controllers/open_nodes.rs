@@ -120,8 +120,16 @@ mod tests {
         let closed = Some((3, false, 0));
         assert_eq!(open(&[closed, closed], &leaving), [""; 0]);
         assert_eq!(open(&[closed, Some((2, true, 0))], &leaving), ["n2"], "not seen yet");
-        assert_eq!(open(&[closed, Some((2, false, 0))], &leaving), ["n2"], "of a change before");
-        assert_eq!(open(&[Some((3, false, 1)), closed], &leaving), ["n1"], "a pod without an object yet");
+        assert_eq!(
+            open(&[closed, Some((2, false, 0))], &leaving),
+            ["n2"],
+            "of a change before"
+        );
+        assert_eq!(
+            open(&[Some((3, false, 1)), closed], &leaving),
+            ["n1"],
+            "a pod without an object yet"
+        );
         assert_eq!(open(&[closed, None], &leaving), ["n2"], "its creation not seen yet");
         assert_eq!(open(&[Some((2, true, 5))], &network(3, false)), [""; 0], "it stays");
     }
@@ -139,6 +147,10 @@ mod tests {
         // Another network of the name begins anew.
         nodes.retain(std::iter::empty());
         assert_eq!(nodes.of(&overview, &object, false, began + LONGEST), ["n1"]);
-        assert_eq!(nodes.of(&overview, &object, true, began), [""; 0], "no agent has a refused one");
+        assert_eq!(
+            nodes.of(&overview, &object, true, began),
+            [""; 0],
+            "no agent has a refused one"
+        );
     }
 }

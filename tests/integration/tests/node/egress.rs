@@ -8,6 +8,7 @@ mod host_ports;
 mod leave;
 mod masquerade_full;
 mod node_ports;
+mod node_sockets;
 mod owners;
 mod policies;
 mod port_owners;

@@ -56,7 +56,10 @@ async fn condition_names(cluster: &Cluster, network: &str, reason: &str, name: &
 /// The pods work, and the network goes with the last of them.
 async fn goes_with(cluster: &Cluster, network: &str, pods: &[&str]) -> Result<()> {
     let api: Api<PodNetwork> = Api::all(cluster.client.clone());
-    ensure!(api.get_opt(network).await?.is_some(), "{network} went while it had pods");
+    ensure!(
+        api.get_opt(network).await?.is_some(),
+        "{network} went while it had pods"
+    );
     cluster.remove(network, pods).await?;
     wait::until("the network is gone", patience(), async || {
         Ok(api.get_opt(network).await?.is_none())

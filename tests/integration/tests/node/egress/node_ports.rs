@@ -24,20 +24,25 @@ use super::{
 };
 
 const SHORT: Duration = Duration::from_millis(400);
-const HOST_PORT: u16 = 54_323;
+pub(super) const HOST_PORT: u16 = 54_323;
 /// A program of the node's sockets, while it is attached.
 const PIN: &str = "/sys/fs/bpf/kni/v3/node_connect4";
 const LOOPBACK: &str = "127.0.0.1";
 
 /// A node whose agent finds cgroup2.
-async fn start(name: &str) -> Result<World> {
+pub(super) async fn start(name: &str) -> Result<World> {
     let node = Node::new(name)?;
     node.run("mount", &["-t", "cgroup2", "none", "/sys/fs/cgroup"])?;
     let outside = Outside::new(&node)?;
     World::on(node, outside, Manifest::overlapping(), &[]).await
 }
 
-async fn run(stage: &Stage, name: &str, protocols: &[Protocol], host_ip: &str) -> Result<Pod, tonic::Status> {
+pub(super) async fn run(
+    stage: &Stage,
+    name: &str,
+    protocols: &[Protocol],
+    host_ip: &str,
+) -> Result<Pod, tonic::Status> {
     let mapping = |protocol: &Protocol| PortMapping {
         protocol: (*protocol).into(),
         container_port: PORT.into(),
@@ -55,7 +60,7 @@ async fn run(stage: &Stage, name: &str, protocols: &[Protocol], host_ip: &str) -
 const BOTH: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Destinations of a family that mean the node, in every way in which a program may name them.
-fn places(v4: bool) -> Result<Vec<IpAddr>> {
+pub(super) fn places(v4: bool) -> Result<Vec<IpAddr>> {
     let texts: &[&str] = if v4 {
         &[NODE_V4, LOOPBACK, "127.9.9.9", "0.0.0.0"]
     } else {

@@ -62,7 +62,11 @@ fn cases(mac: Mac, v4: Ipv4Addr, v6: Ipv6Addr) -> Vec<Case> {
         case("ARP reply of the gateway", arp(GATEWAY4, true), forged),
         case("ARP of a foreign MAC address", foreign_mac, forged),
         case("advertisement of its own", advertisement(mac, v6, v6), None),
-        case("advertisement of link-local", advertisement(mac, LINK_LOCAL, LINK_LOCAL), None),
+        case(
+            "advertisement of link-local",
+            advertisement(mac, LINK_LOCAL, LINK_LOCAL),
+            None,
+        ),
         case("advertisement of the gateway", advertisement(mac, v6, GATEWAY6), forged),
         case(
             "the same from link-local",
