@@ -80,18 +80,21 @@ pub fn check_arp(ctx: &TcContext, row: &EndpointRow) -> Result<(), Verdict> {
     sent(ctx, row).map(drop)
 }
 
-/// Checks link control from a pod of a CNI plugin, whose source has been checked: others on its link believe an
-/// advertisement's target, and the pod is no router (RFC 4861 4.2, 4.4, 4.5).
+/// Checks link control from a pod of a CNI plugin, whose source has been checked: others on its link believe the target
+/// of an advertisement, and give up an address that another one looks for without a source (RFC 4862 5.4.3). The pod is
+/// no router (RFC 4861 4.2, 4.4, 4.5).
 #[inline(always)]
 pub fn check(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Result<(), Verdict> {
     const ROUTER_ADVERTISEMENT: u8 = 134;
+    const SOLICITATION: u8 = 135;
     const ADVERTISEMENT: u8 = 136;
     const REDIRECT: u8 = 137;
     /// Of the target in the message.
     const TARGET: usize = 8;
     match packet.icmp_type {
         ROUTER_ADVERTISEMENT | REDIRECT => Err(Verdict::IcmpType),
-        ADVERTISEMENT => {
+        SOLICITATION if packet.source != [0; 4] => Ok(()),
+        SOLICITATION | ADVERTISEMENT => {
             let target: [u32; 4] = skb::load(ctx, packet.transport() + TARGET)?;
             if target == words(row.ipv6) || is_link_local(target) {
                 Ok(())

@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use kni_common::{
     Verdict,
-    address::{ADDRESS_OF_SERVICE, AddressValue, V4_MAPPED, bytes, words},
+    address::{ADDRESS_OF_SERVICE, V4_MAPPED, bytes, words},
     flow::{END_REMOTE, END_ROUTED, FlowEnd, NodeRow, remote_generation},
     overlay::Overlay,
     route::{
@@ -159,22 +159,13 @@ pub fn admit(network: u32, source: &[u32; 4], ingress: u32) -> Result<u32, Reaso
     }
 }
 
-/// The same for a source that has a row of `ADDRESSES`; `own` if the interface is that of the pod. The node's processes
-/// reply with the address of a Service where the stack has translated the request.
+/// [`admit`] of a packet that the node sent, whatever has the address. With that of a Service it only replies, where
+/// the stack has translated the request.
 #[inline(always)]
-pub fn admit_local(found: AddressValue, ingress: u32, own: bool) -> Result<(), Reason> {
-    if found.endpoint == ADDRESS_OF_SERVICE && ingress == NODE || found.endpoint != ADDRESS_OF_SERVICE && own {
-        Ok(())
-    } else {
-        Err(Verdict::SourceAddress.into())
-    }
-}
-
-/// [`admit`] and [`admit_local`] of a packet that the node sent.
-#[inline(always)]
-pub fn admit_own(network: u32, source: &[u32; 4]) -> Result<(), Reason> {
+pub fn admit_own(network: u32, source: &[u32; 4], is_reply: bool) -> Result<(), Reason> {
     match endpoint::by_address(network, *source) {
-        Some(found) => admit_local(found, NODE, false),
+        Some(found) if is_reply && found.endpoint == ADDRESS_OF_SERVICE => Ok(()),
+        Some(_) => Err(Verdict::SourceAddress.into()),
         None => admit(network, source, NODE).map(|_way| ()),
     }
 }

@@ -390,3 +390,25 @@ fn state_lost(agent: &StatusView) -> Condition {
         None => Condition::now("StateLost", false, "AsExpected", "the state is complete", None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deletion_is_applied_once_the_network_is_closed() {
+        let object = |metadata: serde_json::Value| -> PodNetwork {
+            let object = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": metadata,
+                "spec": { "subnets": ["10.0.0.0/16"] },
+            });
+            serde_json::from_value(object).unwrap()
+        };
+        let stays = object(json!({ "name": "red", "generation": 3 }));
+        let leaves = object(json!({
+            "name": "red", "generation": 4, "deletionTimestamp": "2026-01-02T03:04:05Z",
+        }));
+        assert_eq!([applied(&stays, true), applied(&stays, false)], [3, 3]);
+        assert_eq!([applied(&leaves, true), applied(&leaves, false)], [3, 4]);
+    }
+}

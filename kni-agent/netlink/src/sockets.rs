@@ -84,22 +84,22 @@ impl Found {
 }
 
 /// Ends those of the sockets that are still connected to these peers: their next call fails with `ECONNABORTED`, and
-/// they are without a peer. Returns their number. Others, which sent to the peer without a connection, stay. Blocks;
+/// they are without a peer. Returns those that it ended. Others, which sent to the peer without a connection, stay. Blocks;
 /// call it in the namespace of the sockets. Needs `CAP_NET_ADMIN`, and a kernel with `CONFIG_INET_UDP_DIAG` and
 /// `CONFIG_INET_DIAG_DESTROY`.
-pub fn end_connected(sockets: &BTreeSet<ConnectedSocket>) -> Result<usize> {
+pub fn end_connected(sockets: &BTreeSet<ConnectedSocket>) -> Result<BTreeSet<ConnectedSocket>> {
+    let mut ended = BTreeSet::new();
     if sockets.is_empty() {
-        return Ok(0);
+        return Ok(ended);
     }
     let refused = |error: io::Error| Place::new("end sockets that are connected to a pod that is gone").refused(error);
     let mut diag = Diag::connect().map_err(refused)?;
-    let mut ended = 0;
     for family in [libc::AF_INET, libc::AF_INET6] {
         let family = u8::try_from(family).unwrap_or_default();
         let found = diag.connected(family).map_err(refused)?;
         for found in found.iter().filter(|found| sockets.contains(&found.socket())) {
             if diag.destroy(found).map_err(refused)? {
-                ended += 1;
+                ended.insert(found.socket());
             }
         }
     }
@@ -129,8 +129,8 @@ impl Diag {
             let answer = self.receive()?;
             for (kind, message) in messages(&answer) {
                 match i32::from(kind) {
-                    libc::NLMSG_DONE => return Ok(found),
-                    libc::NLMSG_ERROR => return error_of(message).map_or(Ok(found), Err),
+                    // Without the module for UDP the end of the dump has the error.
+                    libc::NLMSG_DONE | libc::NLMSG_ERROR => return error_of(message).map_or(Ok(found), Err),
                     _ => found.extend(Found::read(message)),
                 }
             }
@@ -230,6 +230,7 @@ mod tests {
             assert_eq!(messages(&header(length, 3)).count(), 0, "{length}");
         }
         assert!(error_of(&0_i32.to_ne_bytes()).is_none());
+        assert!(error_of(&[]).is_none());
         let error = error_of(&(-libc::EPERM).to_ne_bytes()).unwrap();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
     }

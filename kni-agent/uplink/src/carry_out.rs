@@ -372,9 +372,11 @@ impl Uplink {
         });
         let ended = kni_netlink::end_connected(&sockets.collect());
         let ended = ended.map_err(|error| kni_model::error_chain(&error))?;
-        let forgotten = self.dataplane.forget_node_sockets(&found);
+        let ended = ended.iter().map(|socket| (socket.cookie, socket.peer)).collect();
+        // Others have no connection: their rows have no effect without the pod, and are replaced some day.
+        let forgotten = self.dataplane.forget_node_sockets(&ended);
         forgotten.map_err(|error| kni_model::error_chain(&error))?;
-        Ok(ended)
+        Ok(ended.len())
     }
 
     /// A failure concerns only the node's own processes: it is shown, and everything else is served.

@@ -65,12 +65,14 @@ impl Figures {
     }
 }
 
-/// The desired status of a network: its conditions, its counts, its number, its fabric and its features.
+/// The desired status of a network: its conditions, its counts, its number, its fabric and its features. `open`: the
+/// nodes that its deletion waits for.
 pub(super) fn network_status(
     overview: &Overview<'_>,
     refused: Option<&str>,
     number: Option<u32>,
     object: &PodNetwork,
+    open: &[&str],
 ) -> PodNetworkStatus {
     let name = object.name_any();
     let mut status = object.status.clone().unwrap_or_default();
@@ -102,7 +104,7 @@ pub(super) fn network_status(
     for condition in conditions(object, refused, &missing, &full, nodes.len()) {
         set_condition(&mut status.conditions, condition);
     }
-    set_condition(&mut status.conditions, in_use(overview, object, &name));
+    set_condition(&mut status.conditions, in_use(overview, object, &name, open));
     status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
 }
@@ -120,19 +122,6 @@ pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, no
         }
         None => return,
     };
-    set_condition(&mut status.conditions, condition);
-}
-
-/// Adds that a network without interfaces waits for nodes, before it can go.
-pub(super) fn note_open(status: &mut PodNetworkStatus, object: &PodNetwork, nodes: &[&str]) {
-    if nodes.is_empty() {
-        return;
-    }
-    let message = format!(
-        "the network is deleted once these nodes have closed it, or after 30 s: {}",
-        listed(nodes)
-    );
-    let condition = Condition::now("InUse", true, "OpenOnNodes", &message, object.metadata.generation);
     set_condition(&mut status.conditions, condition);
 }
 
@@ -231,12 +220,19 @@ fn conditions(
 }
 
 /// The condition for interfaces that prevent the deletion of a network.
-fn in_use(overview: &Overview<'_>, object: &PodNetwork, name: &str) -> Condition {
+fn in_use(overview: &Overview<'_>, object: &PodNetwork, name: &str, open: &[&str]) -> Condition {
     let rows = overview.interfaces(name).iter();
     let users: Vec<String> = rows
         .map(|(key, row)| format!("{}/{}", key.namespace, row.spec.pod_name))
         .collect();
     let generation = object.metadata.generation;
+    if users.is_empty() && !open.is_empty() {
+        let message = format!(
+            "the network is deleted once these nodes have closed it, or after a minute: {}",
+            listed(open)
+        );
+        return Condition::now("InUse", true, "OpenOnNodes", &message, generation);
+    }
     if users.is_empty() {
         return Condition::now(
             "InUse",

@@ -16,7 +16,7 @@ use super::{
     address_space::AddressSpace,
     block_excess::BlockExcess,
     figures::Paced,
-    network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess, note_open},
+    network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess},
     open_nodes::OpenNodes,
     overview::Overview,
     reconcile::{Context, Reconciler, unless_changed},
@@ -86,14 +86,11 @@ impl Reconciler for NetworkStatus {
         for (key, object) in tables.networks.rows() {
             let refused = networks.refused.get(&key.name).map(String::as_str);
             let number = number(&numbers, object);
-            let mut status = network_status(&overview, refused, number, object);
+            let open = self.open.of(&overview, object, refused.is_some(), now);
+            let mut status = network_status(&overview, refused, number, object, &open);
             note_excess(&mut status, object, excess.get(&key.name));
             self.address_space.note(&mut status, object);
             let is_used = !overview.interfaces(&key.name).is_empty();
-            let open = self.open.of(&overview, object, refused.is_some(), now);
-            if !is_used {
-                note_open(&mut status, object, &open);
-            }
             // What the object has is noted in every round.
             let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;
             let status = (!object.status.as_ref().is_some_and(waits)).then_some(status);

@@ -1,6 +1,9 @@
 //! Finds the nodes on which a pod may still join a network that is being deleted.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use kni_crd::PodNetwork;
 use kube::ResourceExt as _;
@@ -10,7 +13,7 @@ use super::overview::Overview;
 
 /// How long a network that is being deleted waits for the reports of nodes: an agent may have ended, or not reach the
 /// API server. One that attaches a pod later keeps the pod's interface working, in a network without an object.
-const LONGEST: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_mins(1);
 
 /// Since when this replica knows of each network, by its UID, that it is being deleted.
 #[derive(Debug, Default)]
@@ -21,13 +24,13 @@ pub(super) struct OpenNodes {
 impl OpenNodes {
     /// Forgets the networks that are gone.
     pub(super) fn retain<'a>(&mut self, networks: impl Iterator<Item = &'a PodNetwork>) {
-        let leaving: Vec<String> = networks.filter(|object| is_leaving(object)).filter_map(uid).collect();
+        let leaving: BTreeSet<String> = networks.filter(|object| is_leaving(object)).filter_map(uid).collect();
         self.since.retain(|uid, _| leaving.contains(uid));
     }
 
     /// The nodes whose agents have not reported that the network is closed and has no pod. An agent reports both as of
-    /// one moment, and attaches no pod to a closed network. None once the network has waited for 30 s, and for a
-    /// refused network, which no agent has.
+    /// one moment, and attaches no pod to a closed network. None once the network has waited for a minute, and for a
+    /// refused network that no agent has.
     pub(super) fn of<'a>(
         &mut self,
         overview: &Overview<'a>,
@@ -35,7 +38,11 @@ impl OpenNodes {
         is_refused: bool,
         now: Instant,
     ) -> Vec<&'a str> {
-        if is_refused || !is_leaving(object) {
+        if !is_leaving(object) {
+            return Vec::new();
+        }
+        let entries = overview.entries(&object.name_any());
+        if is_refused && entries.is_empty() {
             return Vec::new();
         }
         let since = uid(object).map_or(now, |uid| *self.since.entry(uid).or_insert(now));
@@ -43,13 +50,12 @@ impl OpenNodes {
             return Vec::new();
         }
         let generation = object.metadata.generation.unwrap_or(0);
-        let entries = overview.entries(&object.name_any());
-        let is_closed = |node: &str| {
-            let entry = entries.iter().find(|(of, _)| *of == node);
-            entry.is_some_and(|(_, entry)| entry.generation >= generation && !entry.ready && entry.used == 0)
-        };
+        let closed = entries
+            .iter()
+            .filter(|(_, entry)| entry.generation == generation && !entry.ready && entry.used == 0);
+        let closed: BTreeSet<&str> = closed.map(|(node, _)| *node).collect();
         let nodes = overview.nodes.iter().copied();
-        nodes.filter(|node| !is_closed(node)).collect()
+        nodes.filter(|node| !closed.contains(node)).collect()
     }
 }
 
@@ -137,7 +143,7 @@ mod tests {
     #[test]
     fn an_agent_that_does_not_report_delays_a_deletion_once() {
         let networks = Networks::default();
-        let (tables, object, began) = (tables(&[Some((2, true, 0))]), network(3, true), Instant::now());
+        let (tables, object, began) = (self::tables(&[Some((2, true, 0))]), network(3, true), Instant::now());
         let overview = Overview::of(&tables, &networks);
         let mut nodes = OpenNodes::default();
         assert_eq!(nodes.of(&overview, &object, false, began), ["n1"]);

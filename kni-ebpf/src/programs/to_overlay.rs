@@ -13,6 +13,7 @@
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
+    address::ADDRESS_OF_SERVICE,
     route::{ROUTE_NODE, RouteValue},
 };
 
@@ -84,7 +85,8 @@ fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Resul
 fn has_source(ctx: &TcContext, network: u32, packet: &Packet, route: &RouteValue) -> Result<(), Reason> {
     let ingress = skb::ingress_ifindex(ctx);
     match endpoint::by_address(network, packet.source) {
-        Some(found) => remote::admit_local(found, ingress, ingress == endpoint::ifindex(found.endpoint)),
+        Some(found) if found.endpoint != ADDRESS_OF_SERVICE && endpoint::ifindex(found.endpoint) == ingress => Ok(()),
+        Some(_) => Err(Verdict::SourceAddress.into()),
         None if ingress == remote::NODE && route.flags & ROUTE_NODE != 0 => Ok(()),
         None => remote::admit(network, &packet.source, ingress).map(|_way| ()),
     }

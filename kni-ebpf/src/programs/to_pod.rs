@@ -25,6 +25,7 @@ use crate::{
     decision::{Decision, attempt},
     endpoint, explanation, flow, fragment,
     packet::{self, Class, Packet},
+    remote,
     skb::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, EthHeader},
     translate,
     work::{self, Place, Work},
@@ -181,7 +182,7 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations:
 /// Whether this program sees packets of the flow, and the state that it was evaluated on is unchanged. They come from
 /// the stack, or, between pods of a CNI plugin, were evaluated at the sender and forwarded by the plugin's datapath. In
 /// the latter case the first packet has a flow already: the sender's program wrote it. No pod of this node sends by the
-/// uplink.
+/// uplink, nor is it the node.
 #[inline(always)]
 fn is_current(
     ctx: &TcContext,
@@ -198,7 +199,10 @@ fn is_current(
                 && sender.generation == epoch
                 && (sender.id == 0 || sender.id == skb::ingress_ifindex(ctx))
         }
-        END_LOCAL => endpoint::is_plugin(row) && !config::is_uplink(skb::ingress_ifindex(ctx)),
+        END_LOCAL => {
+            let ingress = skb::ingress_ifindex(ctx);
+            endpoint::is_plugin(row) && ingress != remote::NODE && !config::is_uplink(ingress)
+        }
         _ => false,
     };
     expected && to == END_LOCAL && receiver.generation == generation

@@ -150,6 +150,29 @@ mod tests {
     }
 
     #[test]
+    fn the_last_pod_of_a_closed_network_is_reported_at_once() {
+        let entry = |ready, used| kni_api::node_network::NodeNetworkEntry {
+            name: "red".to_owned(),
+            ready,
+            used,
+            ..Default::default()
+        };
+        let status = |ready, used| NodeNetworkStatus {
+            networks: vec![entry(ready, used)],
+            ..NodeNetworkStatus::default()
+        };
+        let waits = |before: (bool, i64), after: (bool, i64)| {
+            let (before, mut after) = (status(before.0, before.1), status(after.0, after.1));
+            take_figures(&mut after, &before);
+            after == before
+        };
+        assert!(waits((true, 1), (true, 0)));
+        assert!(waits((false, 3), (false, 2)));
+        assert!(!waits((false, 1), (false, 0)));
+        assert!(!waits((true, 1), (false, 1)), "it was closed");
+    }
+
+    #[test]
     fn many_nodes_share_the_time_in_which_they_write() {
         assert_eq!(VersionTimes::new("node1", 3).pause, VERSIONS);
         assert!(VersionTimes::new("node1", 3).delay < Duration::from_millis(30));

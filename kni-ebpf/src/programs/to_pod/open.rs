@@ -70,7 +70,7 @@ fn review(
     work.record_translation();
     let ingress = skb::ingress_ifindex(ctx);
     if ingress == NODE {
-        attempt!(remote::admit_own(row.network, &packet.source));
+        attempt!(remote::admit_own(row.network, &packet.source, found.is_reply(second)));
     }
     if found.is_reply(second) {
         if ingress != NODE {
@@ -112,7 +112,7 @@ fn open(ctx: &TcContext, row: &EndpointRow, policy: &EndpointPolicy, packet: &Pa
     let mut flags = FLOW_NODE;
     let mut way = 0;
     if ingress == NODE {
-        attempt!(remote::admit_own(row.network, &packet.source));
+        attempt!(remote::admit_own(row.network, &packet.source, false));
     } else {
         flags = 0;
         let identity = attempt!(sender(row, packet, ingress, work));

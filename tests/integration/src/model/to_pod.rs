@@ -96,7 +96,7 @@ impl Model {
             return Ok(false);
         }
         if ingress == 0 {
-            self.own_sender(flow)?;
+            self.own_sender(flow, known.is_reply())?;
         }
         let mut hits = Hits::new();
         let judged = if known.is_reply() {
@@ -120,7 +120,7 @@ impl Model {
     fn open_from_stack(&mut self, row: &Row, ingress: u32, flow: Flow) -> Result<(), Verdict> {
         let mut opener = Opener::Node;
         if ingress == 0 {
-            self.own_sender(flow)?;
+            self.own_sender(flow, false)?;
         } else {
             opener = Opener::Anybody;
             let peer = self.external_sender(flow, ingress)?;
@@ -141,11 +141,12 @@ impl Model {
         Ok(())
     }
 
-    /// The node sends with no pod's address; its processes reply with those of services.
-    fn own_sender(&self, flow: Flow) -> Result<(), Verdict> {
+    /// The node sends with no pod's address, and only replies with that of a service.
+    fn own_sender(&self, flow: Flow, is_reply: bool) -> Result<(), Verdict> {
         match self.world.owner(flow.network, flow.source.0) {
-            None | Some(Owner::Service) => Ok(()),
-            Some(Owner::Endpoint(..)) => Err(Verdict::SourceAddress),
+            None => Ok(()),
+            Some(Owner::Service) if is_reply => Ok(()),
+            Some(_) => Err(Verdict::SourceAddress),
         }
     }
 

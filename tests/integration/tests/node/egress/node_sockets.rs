@@ -109,7 +109,7 @@ async fn a_socket_does_not_stay_connected_to_a_pod_that_is_gone() -> Result<()> 
     Ok(())
 }
 
-/// An agent that starts again finds the sockets that its predecessor had no time to end, and ends no other.
+/// An agent that starts again compares the sockets with the pods that it finds, and ends none of a pod that runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_ends_no_socket_of_a_pod_that_runs() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -41,6 +41,12 @@ fn advertisement(mac: Mac, source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     discovery(mac, source, 136, body)
 }
 
+/// Duplicate address detection.
+fn solicitation(mac: Mac, target: Ipv6Addr) -> Vec<u8> {
+    let body = [&[0; 4][..], &target.octets()].concat();
+    discovery(mac, Ipv6Addr::UNSPECIFIED, 135, body)
+}
+
 fn cases(mac: Mac, v4: Ipv4Addr, v6: Ipv6Addr) -> Vec<Case> {
     let arp = |sender, reply: bool| {
         let mut frame = arp_request(mac, sender, sender);
@@ -73,6 +79,8 @@ fn cases(mac: Mac, v4: Ipv4Addr, v6: Ipv6Addr) -> Vec<Case> {
             advertisement(mac, LINK_LOCAL, GATEWAY6),
             forged,
         ),
+        case("search for its own address", solicitation(mac, v6), None),
+        case("search for the gateway's address", solicitation(mac, GATEWAY6), forged),
         case("router advertisement", router, Some("icmp_type")),
         case("redirect", discovery(mac, LINK_LOCAL, 137, redirect), Some("icmp_type")),
     ]
