@@ -44,6 +44,8 @@ type attempt struct {
 	Netns     string    `json:"netns,omitempty"`
 	Sandbox   string    `json:"sandbox,omitempty"`
 	Addresses addresses `json:"addresses"`
+	// The sandbox is stopped for good, and its network is still to be removed: the network runtime did not answer.
+	Stopped bool `json:"stopped,omitempty"`
 
 	// Until RunPodSandbox has returned, nobody else touches the attempt.
 	busy bool
@@ -142,7 +144,7 @@ func (a *attempts) released(one *attempt) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	delete(a.bySandbox, one.Sandbox)
-	one.Netns, one.Sandbox = "", ""
+	one.Netns, one.Sandbox, one.Stopped = "", "", false
 	return a.write(one)
 }
 
@@ -232,6 +234,42 @@ func (a *attempts) adopt(key key, sandbox string) (*attempt, error) {
 	a.bySandbox[sandbox] = one
 	copied := *one
 	return &copied, nil
+}
+
+// stop notes that the network of a stopped sandbox is still to be removed; noted is false where a call works on the attempt, or
+// it is not that of the sandbox.
+func (a *attempts) stop(seen attempt) (noted bool, err error) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	one := a.byKey[seen.Key]
+	if one == nil {
+		// Of a kubelet that has lost its folder.
+		one = &seen
+	}
+	if seen.Key.UID == "" || one.busy || one.Netns != seen.Netns || one.Sandbox != seen.Sandbox {
+		return false, nil
+	}
+	before := one.Stopped
+	one.Stopped = true
+	if err := a.write(one); err != nil {
+		one.Stopped = before
+		return false, err
+	}
+	a.byKey[one.Key] = one
+	a.bySandbox[one.Sandbox] = one
+	return true, nil
+}
+
+// areStopped tells whether a network of a stopped sandbox is still to be removed.
+func (a *attempts) areStopped() bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	for _, one := range a.byKey {
+		if one.Stopped {
+			return true
+		}
+	}
+	return false
 }
 
 // answered notes what a query that began at `asked` has brought; an error is nil addresses. A later answer wins.

@@ -38,6 +38,8 @@ const (
 	freshness = 10 * time.Second
 	// How often attempts are compared with the sandboxes of the container runtime.
 	collectPeriod = 30 * time.Second
+	// The same while a sandbox is stopped whose network is still to be removed.
+	stoppedPeriod = 5 * time.Second
 )
 
 // service is the runtime service with KNI.
@@ -47,6 +49,8 @@ type service struct {
 	attempts  *attempts
 	readiness readiness
 	failures  failures
+	// Ends the pause of collect.
+	wake chan struct{}
 }
 
 // Wrap returns a runtime service that makes the networks of pods by the network runtime at `endpoint`, or `inner` itself for
@@ -64,7 +68,7 @@ func Wrap(ctx context.Context, inner internalapi.RuntimeService, endpoint string
 	if err != nil {
 		return nil, errors.Join(err, client.close())
 	}
-	s := &service{RuntimeService: inner, client: client, attempts: attempts, readiness: readiness{grace: grace}}
+	s := &service{RuntimeService: inner, client: client, attempts: attempts, readiness: readiness{grace: grace}, wake: make(chan struct{}, 1)}
 	go s.collect(ctx)
 	klog.FromContext(ctx).Info("Networks of pods are made by KNI", "endpoint", endpoint, "grace", grace)
 	return s, nil
@@ -213,7 +217,8 @@ func (s *service) undo(ctx context.Context, one *attempt) {
 	}
 }
 
-// StopPodSandbox stops the sandbox, so that nothing uses the network any more, and then removes its network.
+// StopPodSandbox stops the sandbox, so that nothing uses the network any more, and then removes its network. A network runtime
+// that does not answer keeps no pod from ending: what is left is noted, and removed by collect when the runtime is back.
 func (s *service) StopPodSandbox(ctx context.Context, id string) error {
 	one, attached := s.attempts.of(id)
 	// An attempt that still runs is ended by its own call.
@@ -236,13 +241,29 @@ func (s *service) StopPodSandbox(ctx context.Context, id string) error {
 		if found != nil {
 			one = *found
 		} else {
-			one = attempt{Name: metadata.GetName(), Namespace: metadata.GetNamespace(), Sandbox: id}
+			one = attempt{
+				Key:  key{UID: metadata.GetUid(), Attempt: metadata.GetAttempt()},
+				Name: metadata.GetName(), Namespace: metadata.GetNamespace(), Sandbox: id,
+			}
 		}
 	}
 	if err := s.RuntimeService.StopPodSandbox(ctx, id); err != nil {
 		return err
 	}
-	return s.release(ctx, one)
+	err := s.release(ctx, one)
+	if err == nil || !isAway(err) {
+		return err
+	}
+	noted, failed := s.attempts.stop(one)
+	if !noted {
+		return errors.Join(err, failed)
+	}
+	klog.FromContext(ctx).Info("Sandbox is stopped; its network is removed when the network runtime answers", "podSandboxID", id, "pod", klog.KRef(one.Namespace, one.Name), "err", err)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // RemovePodSandbox removes a sandbox whose network is gone.
@@ -277,17 +298,29 @@ func (s *service) release(ctx context.Context, one attempt) error {
 }
 
 // collect takes back attempts of which the container runtime has no sandbox: the kubelet was killed between two steps, or
-// the runtime has lost it. The list of sandboxes decides and never the age.
+// the runtime has lost it. The list of sandboxes decides and never the age. It also removes the networks of sandboxes that were
+// stopped while the network runtime did not answer.
 func (s *service) collect(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
 		if err := s.collectOnce(ctx); err != nil {
-			logger.Error(err, "Attempts to attach pods are not compared with the sandboxes; trying again", "after", collectPeriod)
+			logger.Error(err, "Networks of attempts that have ended are not removed; trying again")
+		}
+		pause := collectPeriod
+		if s.attempts.areStopped() {
+			pause = stoppedPeriod
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(collectPeriod):
+		case <-s.wake:
+			// The network runtime has just not answered.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(stoppedPeriod):
+			}
+		case <-time.After(pause):
 		}
 	}
 }
@@ -304,14 +337,14 @@ func (s *service) collectOnce(ctx context.Context) error {
 	}
 	var failed []error
 	for _, one := range idle {
-		if present[one.Key] {
+		if present[one.Key] && !one.Stopped {
 			continue
 		}
 		claimed := s.attempts.claim(one)
 		if claimed == nil {
 			continue
 		}
-		klog.FromContext(ctx).Info("No sandbox has come of an attempt; removing its network", "attempt", one.Key, "pod", klog.KRef(one.Namespace, one.Name), "netns", one.Netns)
+		klog.FromContext(ctx).Info("An attempt has no sandbox, or a stopped one; removing its network", "attempt", one.Key, "pod", klog.KRef(one.Namespace, one.Name), "netns", one.Netns)
 		failed = append(failed, s.release(ctx, *claimed))
 		s.attempts.settle(claimed)
 	}

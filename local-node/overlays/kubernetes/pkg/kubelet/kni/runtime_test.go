@@ -247,9 +247,6 @@ func TestLife(t *testing.T) {
 	if err != nil || response.Status.Network.Ip != "10.0.0.1" {
 		t.Fatalf("%v %v", response, err)
 	}
-	if err := kubelet.StopPodSandbox(ctx, id); err == nil {
-		t.Fatal("the network is still there")
-	}
 	s.serve()
 	kubelet = s.kubelet()
 	if err := kubelet.StopPodSandbox(ctx, id); err != nil {
@@ -258,6 +255,66 @@ func TestLife(t *testing.T) {
 	s.calls("detach u-0", `delete "u-0" /run/netns/u`)
 	if s.files() != 0 {
 		t.Error("an attempt is left")
+	}
+}
+
+func TestAPodEndsWithoutTheNetworkRuntime(t *testing.T) {
+	s := newScene(t)
+	kubelet := s.kubelet()
+	ctx := context.Background()
+	var ids []string
+	for _, uid := range []string{"a", "b"} {
+		id, err := kubelet.RunPodSandbox(ctx, config(uid, 0), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	s.server.taken()
+	// The network runtime refuses: the kubelet tries again.
+	s.server.detach = status.Error(codes.Internal, "refused")
+	if kubelet.StopPodSandbox(ctx, ids[0]) == nil || kubelet.attempts.areStopped() {
+		t.Fatal("what is refused is no success")
+	}
+	s.calls("detach a-0")
+	s.server.detach = nil
+	// It is away: the pod ends, and its network is noted, once.
+	s.stop()
+	for range 2 {
+		if err := kubelet.StopPodSandbox(ctx, ids[0]); err != nil {
+			t.Fatal("the pod hangs", err)
+		}
+	}
+	// Its kubelet starts again, also one that has lost its folder.
+	kubelet = s.kubelet()
+	if !kubelet.attempts.areStopped() || s.files() != 2 || kubelet.collectOnce(ctx) == nil {
+		t.Fatal("it is not noted")
+	}
+	if err := os.RemoveAll(filepath.Join(s.root, "attempts")); err != nil {
+		t.Fatal(err)
+	}
+	kubelet = s.kubelet()
+	if err := kubelet.StopPodSandbox(ctx, ids[0]); err != nil || s.files() != 1 {
+		t.Fatal("the pod hangs", err, s.files())
+	}
+	// A sandbox that a call works on is left to the call.
+	busy := &attempt{Key: key{UID: "b"}, Name: "pod", Namespace: "default", Sandbox: ids[1]}
+	if _, err := kubelet.attempts.begin(busy); err != nil {
+		t.Fatal(err)
+	}
+	if kubelet.StopPodSandbox(ctx, ids[1]) == nil || busy.Stopped {
+		t.Fatal("a running attempt is noted as stopped")
+	}
+	kubelet.attempts.settle(busy)
+	// Back: the network of the stopped sandbox is removed although the container runtime still has the sandbox, and only it.
+	s.serve()
+	kubelet = s.kubelet()
+	if err := kubelet.collectOnce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.calls("detach a-0", `delete "a-0" `)
+	if kubelet.attempts.areStopped() || s.files() != 1 {
+		t.Fatal("it is still noted")
 	}
 }
 

@@ -1,17 +1,22 @@
 //! Tests the readiness of the node by KNI: the agent's answer counts, and its silence only after a grace period.
 
 use std::{
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
-use kni_integration::{Agent, Machine, Manifest, long, machine, patience, require, stage};
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Agent, Machine, Manifest, agent::knictl_binary, eventually_sync, long, machine, patience, require, stage,
+};
 use serde_json::{Value, json};
 
-use super::super::{
-    pods::{host_network, probed, service},
-    scene::{PORT, Scene, container, pod, server},
+use super::{
+    super::{
+        pods::{host_network, probed, service},
+        scene::{PORT, Scene, container, pod, server},
+    },
+    ATTEMPTS,
 };
 
 /// How long an agent that does not answer leaves the node ready.
@@ -59,7 +64,8 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     })?;
     answers_arrive(&mut machine, patience())?;
     let mut scene = Scene { agent, machine };
-    scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
+    let ending = server("ending", &json!({}));
+    scene.create(&[probed("web-1"), server("client", &json!({})), ending, service()])?;
     let before = ready_slices(&mut scene)?;
     ensure!(before.contains(&scene.addresses("web-1")?[0].to_string()), "{before}");
 
@@ -68,6 +74,7 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     stays_ready(&scene, &before, killed)?;
     containers_and_host_network_work(&mut scene)?;
     a_new_pod_reports_what_it_waits_for(&mut scene)?;
+    a_pod_ends(&scene)?;
     let away = "the agent has been away for long";
     let mut silence = None;
     scene.machine.local.wait(away, GRACE + patience(), |node| {
@@ -88,7 +95,59 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     scene.wait_for_pods("condition=Ready")?;
     let late = scene.addresses("late")?[0].to_string();
     ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
+    the_ended_pod_leaves_nothing(&scene)
+}
+
+/// Its kubelet does not wait for the agent to end a pod.
+fn a_pod_ends(scene: &Scene) -> Result<()> {
+    let begun = Instant::now();
+    let timeout = format!("--timeout={}s", patience().as_secs());
+    scene
+        .local()
+        .kubectl(&["delete", "pod", "ending", "--grace-period=1", &timeout])?;
+    println!(
+        "a pod ended {:.1?} after its deletion, without the agent",
+        begun.elapsed()
+    );
+    ensure!(
+        !attempts_of(scene, "ending")?.is_empty(),
+        "the kubelet has forgotten its network"
+    );
     Ok(())
+}
+
+/// The agent that is back removes the network of the pod that has ended meanwhile.
+fn the_ended_pod_leaves_nothing(scene: &Scene) -> Result<()> {
+    let begun = Instant::now();
+    let knictl = scene.machine.node.install(&knictl_binary()?)?;
+    let knictl = knictl.to_str().context("not UTF-8")?;
+    eventually_sync(patience(), || {
+        let listed = scene.machine.node.run(knictl, &["interfaces"])?;
+        ensure!(listed.contains("client") && !listed.contains("ending"), "{listed}");
+        let noted = attempts_of(scene, "ending")?;
+        ensure!(noted.is_empty(), "the kubelet notes {noted:?}");
+        Ok(())
+    })?;
+    println!(
+        "its network was removed {:.1?} after the pods were ready again",
+        begun.elapsed()
+    );
+    Ok(())
+}
+
+/// The kubelet's files about a pod.
+fn attempts_of(scene: &Scene, pod: &str) -> Result<Vec<String>> {
+    scene.local().inside().enter(|| -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(ATTEMPTS)? {
+            let path = entry?.path();
+            let content = fs::read_to_string(&path)?;
+            if content.contains(&format!("\"name\":\"{pod}\"")) {
+                found.push(path.display().to_string());
+            }
+        }
+        Ok(found)
+    })?
 }
 
 /// The time without an answer of the agent in the kubelet's condition of the node, to the second.
