@@ -34,6 +34,11 @@ impl FakeKubelet {
         Self { shared, follower }
     }
 
+    /// Ends it. Its pods stay as they are.
+    pub(super) fn stop(&self) {
+        self.follower.abort();
+    }
+
     /// Its connection to the agent.
     pub fn kni(&self) -> &Kubelet {
         &self.shared.kni

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kni_local_node::{ControlPlane, Fabric};
 use kube::{
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy, rights::pod_token};
 use crate::{
     agent::{Agent, AgentOptions, KUBELET_SOCKET, Membership},
-    kubelet::Kubelet,
+    kubelet::{Kubelet, random_hex},
     manifest::Manifest,
     node::Node,
 };
@@ -76,6 +76,8 @@ pub struct Member {
     pub user: String,
     /// The proxy between the agent and the API server, if the options demand one.
     pub proxy: Option<FaultProxy>,
+    /// Of the default routes, while it is without power.
+    gateways: Vec<String>,
 }
 
 impl Member {
@@ -115,12 +117,49 @@ impl Member {
             name,
             user,
             proxy,
+            gateways: Vec::new(),
         })
     }
 
     /// Writes the node's object, as a kubelet does that starts: a new one after its deletion.
     pub async fn register(&self, client: &Client) -> Result<()> {
         register(client, &self.name, self.node.addresses()).await
+    }
+
+    /// Ends everything on the node at once, as a power failure does: its link, its processes, and with them its pods,
+    /// programs and memory. Who holds a pod's namespace must drop it.
+    pub fn power_off(&mut self) -> Result<()> {
+        self.kubelet.stop();
+        for family in ["-4", "-6"] {
+            let route = self.node.run("ip", &[family, "route", "show", "default"])?;
+            let gateway = route.split_whitespace().nth(2).context("no default route")?;
+            self.gateways.push(gateway.to_owned());
+        }
+        self.node.ip(&["link set uplink0 down"])?;
+        self.agent.kill9()?;
+        let cleaned = self.agent.cleanup()?;
+        ensure!(cleaned.status.success(), "{cleaned:?}");
+        self.node.run("rm", &["-rf", "/run/kni", "/run/netns"]).map(drop)
+    }
+
+    /// Starts the node again after [`Self::power_off`]: another boot, with a kubelet that starts all pods anew.
+    pub fn power_on(&mut self, client: Client) -> Result<()> {
+        const BOOT: &str = "/run/node/boot_id";
+        let boot = format!("{}\n", random_hex(16));
+        self.node.enter(|| fs::write(BOOT, boot))??;
+        self.node
+            .run("mount", &["--bind", BOOT, "/proc/sys/kernel/random/boot_id"])?;
+        self.node.ip(&["link set uplink0 up"])?;
+        // The kernel has removed the IPv6 addresses and all routes of the interface that was taken down.
+        let [_, v6] = self.node.addresses();
+        self.node.add_address("uplink0", &format!("{v6}/64"))?;
+        for gateway in self.gateways.drain(..) {
+            self.node.ip(&[&format!("route replace default via {gateway}")])?;
+        }
+        self.agent.restart()?;
+        let host = self.node.addresses().map(str::to_owned);
+        self.kubelet = FakeKubelet::start(client, &self.name, host, self.kubelet.kni().clone());
+        Ok(())
     }
 
     /// Runs knictl on the node.

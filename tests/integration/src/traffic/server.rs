@@ -168,8 +168,10 @@ impl Shared {
     }
 
     fn serve_tcp(self: &Arc<Self>, listener: &TcpListener) {
-        let mut connections = Vec::new();
+        let mut connections: Vec<JoinHandle<()>> = Vec::new();
         while self.running() {
+            // A thread that has ended keeps its stack as long as its handle is kept.
+            connections.retain(|connection| !connection.is_finished());
             if let Ok((stream, client)) = listener.accept() {
                 let shared = Arc::clone(self);
                 connections.push(thread::spawn(move || shared.serve_connection(stream, client)));

@@ -29,6 +29,7 @@ mod refused_policies;
 mod reports;
 mod rests;
 mod rights;
+mod routine;
 pub(crate) mod scene;
 mod simulated;
 mod skew;

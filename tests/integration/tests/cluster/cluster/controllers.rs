@@ -119,7 +119,7 @@ async fn refuse_status(cluster: &Cluster, stuck: Value) -> Result<()> {
     Ok(())
 }
 
-async fn wait_for_holder(cluster: &Cluster, name: &str) -> Result<()> {
+pub(super) async fn wait_for_holder(cluster: &Cluster, name: &str) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kni-system");
     wait::until(&format!("{name} holds the Lease"), patience(), async || {
         let lease = leases.get_opt("kni-controller").await?.context("no Lease yet")?;
