@@ -18,6 +18,7 @@ use kni_integration::{
 };
 use kube::Api;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::{
     super::scene::{
@@ -47,6 +48,8 @@ pub(super) struct Bed {
     servers: BTreeMap<String, Servers>,
     /// The addresses of the Services, IPv4 first.
     fronts: [SocketAddr; 2],
+    /// Another program of the agent is there.
+    pub(super) folder: TempDir,
 }
 
 impl Bed {
@@ -71,6 +74,7 @@ impl Bed {
             pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect(),
             cluster,
             fronts: [([0; 4], 0).into(), ([0; 16], 0).into()],
+            folder: tempfile::tempdir()?,
         };
         bed.guard().await?;
         for (at, v4) in [true, false].into_iter().enumerate() {
@@ -107,7 +111,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Ends the server of a pod, and forgets the pod: its namespace lives no longer than the sandbox.
+    /// Ends the server of a pod, and drops the pod: its namespace lives no longer than the sandbox.
     pub(super) fn ends(&mut self, name: &str) {
         self.servers.remove(name);
         self.pods.remove(name);

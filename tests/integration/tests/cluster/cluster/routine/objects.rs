@@ -114,22 +114,21 @@ impl Picture {
 fn add(kind: &str, object: &Value, fields: &mut BTreeMap<(String, String, String), String>) {
     let metadata = &object["metadata"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let name = if kind == "PodInterface" {
-        // Its own name has the UID of the pod.
-        format!(
-            "{} {}",
-            text(&object["spec"]["podName"]),
-            text(&object["spec"]["interfaceName"])
-        )
-    } else {
-        text(&metadata["name"])
+    let spec = |field: &str| text(&object["spec"][field]);
+    // Their own names have the UID of the pod, and a number.
+    let name = match kind {
+        "PodInterface" => format!("{} {}", spec("podName"), spec("interfaceName")),
+        "NetworkMembers" => format!("{} {}", spec("network"), spec("nodeName")),
+        _ => text(&metadata["name"]),
     };
+    let is_named = matches!(kind, "PodInterface" | "NetworkMembers");
     let namespace = text(&metadata["namespace"]);
     let mut leaves = Vec::new();
     flatten(object, String::new(), &mut leaves);
     let is_figure = |path: &str| FIGURES.iter().any(|(of, part)| *of == kind && path.contains(part));
     for (path, value) in leaves {
-        if !is_figure(&path) && !(kind == "PodInterface" && path == "metadata.name") {
+        let is_own_name = is_named && path == "metadata.name";
+        if !is_figure(&path) && !is_own_name {
             fields.insert((kind.to_owned(), format!("{namespace}/{name}"), path), value);
         }
     }

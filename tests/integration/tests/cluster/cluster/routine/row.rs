@@ -1,29 +1,10 @@
-//! Judges one row of the table: an operation, what it may cost, and what was measured.
+//! Checks one row of the table: an operation and what it may cost, against what was measured.
 
-use std::{collections::BTreeMap, time::Duration};
-
-use kni_integration::traffic::StreamReport;
-
-use super::{objects::Difference, operations::Operation};
-
-/// The traffic that runs during each operation, by what is between its ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
-    /// Pods of node1.
-    Beside,
-    /// A pod of node1 and one of node2.
-    Across,
-    /// A pod of node1, and a Service whose backend is on node2.
-    Service,
-    /// A pod of node1 and one of node3.
-    Third,
-    /// Connections that are opened one after the other, at the Service.
-    Opened,
-}
-
-impl Class {
-    pub(super) const ALL: [Self; 5] = [Self::Beside, Self::Across, Self::Service, Self::Third, Self::Opened];
-}
+use super::{
+    measured::{Class, DENIED, Measured, Refused},
+    objects::Difference,
+    operations::Operation,
+};
 
 /// What an operation costs a class of traffic; a class without it loses nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,75 +62,6 @@ impl Row {
             reasons: &[],
         }
     }
-
-    /// All reasons for which packets of the denied pairs are dropped.
-    fn refusals(&self) -> impl Iterator<Item = &'static str> {
-        [DENIED].into_iter().chain(self.reasons.iter().copied())
-    }
-}
-
-/// The reason for which packets of the denied pairs are dropped.
-const DENIED: &str = "policy_ingress";
-
-/// The packets of the denied pairs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Refused {
-    pub(super) sent: u64,
-    /// Those that a node has dropped, by reason.
-    pub(super) dropped: BTreeMap<String, u64>,
-    /// Those that a server received.
-    pub(super) received: u64,
-}
-
-impl Refused {
-    /// Each packet is counted as dropped once, for a reason of the row.
-    pub(super) fn is_complete(&self, row: &Row) -> bool {
-        let counts = row.refusals().filter_map(|reason| self.dropped.get(reason));
-        counts.sum::<u64>() == self.sent
-    }
-}
-
-/// What happened in a row.
-#[derive(Debug, Default)]
-pub(super) struct Measured {
-    pub(super) took: Duration,
-    /// The server that each stream asks, and its report.
-    pub(super) streams: Vec<(Class, String, StreamReport)>,
-    /// Streams of the operation itself, which lose nothing.
-    pub(super) own: Vec<(String, StreamReport)>,
-    pub(super) refused: Refused,
-    /// Between the objects before and after.
-    pub(super) differences: Vec<Difference>,
-    /// From the end of the operation until the objects were as expected.
-    pub(super) objects_after: Duration,
-}
-
-impl Measured {
-    pub(super) fn of(&self, class: Class) -> Totals {
-        let mut totals = Totals::default();
-        for (_, _, report) in self.streams.iter().filter(|(of, ..)| *of == class) {
-            totals.sent += report.sent;
-            totals.lost += report.lost();
-            totals.broken += usize::from(report.broken.is_some());
-            totals.gap = totals.gap.max(report.longest_silence);
-        }
-        totals
-    }
-}
-
-/// The sums of a class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Totals {
-    pub(super) sent: u64,
-    pub(super) lost: u64,
-    pub(super) broken: usize,
-    pub(super) gap: Duration,
-}
-
-impl Totals {
-    pub(super) const fn is_whole(&self) -> bool {
-        self.sent > 0 && self.lost == 0 && self.broken == 0
-    }
 }
 
 /// What is wrong with the objects: changes that are not expected, and expected ones that are missing.
@@ -165,7 +77,7 @@ pub(super) fn wrong_objects(changes: &[Change], differences: &[Difference]) -> V
 }
 
 /// Everything that is wrong with a row.
-pub(super) fn judge(row: &Row, measured: &Measured) -> Vec<String> {
+pub(super) fn evaluate(row: &Row, measured: &Measured) -> Vec<String> {
     let mut wrong = Vec::new();
     for class in Class::ALL {
         let totals = measured.of(class);
@@ -196,14 +108,17 @@ pub(super) fn judge(row: &Row, measured: &Measured) -> Vec<String> {
 
 fn wrong_refusals(row: &Row, refused: &Refused) -> Option<String> {
     let is_right = refused.sent > 0
-        && refused.is_complete(row)
+        && refused.is_complete(row.reasons)
         && refused.received == 0
-        && row.refusals().all(|reason| refused.dropped.contains_key(reason));
+        && refused.dropped.contains_key(DENIED)
+        && row.reasons.iter().all(|reason| refused.dropped.contains_key(*reason));
     (!is_right).then(|| format!("denied pairs: {refused:?}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use kni_integration::traffic::StreamReport;
+
     use super::*;
 
     const CHANGES: &[Change] = &[Change::must("Node", "uid"), Change::may("Node", "labels")];
@@ -241,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_row_without_a_loss_is_right() {
-        assert!(judge(&WHOLE, &measured()).is_empty());
+        assert!(evaluate(&WHOLE, &measured()).is_empty());
     }
 
     #[test]
@@ -262,7 +177,7 @@ mod tests {
         for (number, spoil) in spoil.into_iter().enumerate() {
             let mut measured = measured();
             spoil(&mut measured);
-            assert_eq!(judge(&WHOLE, &measured).len(), 1, "fault {number}");
+            assert_eq!(evaluate(&WHOLE, &measured).len(), 1, "fault {number}");
         }
     }
 
@@ -272,12 +187,12 @@ mod tests {
         row.losses = &[(Class::Third, Loss::Must)];
         row.changes = CHANGES;
         row.reasons = &["no_route"];
-        let wrong = judge(&row, &measured());
+        let wrong = evaluate(&row, &measured());
         assert_eq!(wrong.len(), 3, "{wrong:?}");
         let mut seen = measured();
         seen.streams[3].2.answered -= 1;
         seen.refused.dropped = [(DENIED.to_owned(), 4), ("no_route".to_owned(), 1)].into();
         seen.differences.push(difference());
-        assert!(judge(&row, &seen).is_empty());
+        assert!(evaluate(&row, &seen).is_empty());
     }
 }

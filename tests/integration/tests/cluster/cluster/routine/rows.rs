@@ -1,8 +1,9 @@
 //! Lists the rows of the table.
 
 use super::{
+    measured::Class,
     operations::Operation,
-    row::{Change, Class, Loss, Row},
+    row::{Change, Loss, Row},
 };
 
 /// Without an operation.
@@ -24,9 +25,11 @@ pub(super) const FAULTS: [Row; 2] = [
 ];
 
 /// The rows of the gate.
-pub(super) const SHORT: [Row; 3] = [POLICY, LABEL, REBOOT];
+pub(super) const SHORT: [Row; 3] = [POLICY, LEASE, REBOOT];
 
 const POLICY: Row = Row::whole("policy mistyped, and corrected", Operation::PolicyMistyped);
+
+const LEASE: Row = Row::whole("Lease of kni-controller deleted", Operation::LeaseDeleted);
 
 const LABEL: Row = Row {
     losses: &[
@@ -47,6 +50,10 @@ const REBOOT: Row = Row {
     losses: &[(Class::Third, Loss::Must)],
     changes: &[
         Change::must("PodInterface", "spec.sandboxId"),
+        // The report of before the reboot is withdrawn, so that its addresses rest.
+        Change::must("NetworkMembers", "metadata.uid"),
+        // The MAC address.
+        Change::must("Pod", "network-status"),
         Change::may("PodInterface", "metadata.uid"),
         Change::may("PodInterface", "status."),
     ],
@@ -61,26 +68,50 @@ const REGISTERED: &[Change] = &[
     Change::must("NodeEndpoint", "spec.nodeUID"),
     Change::may("NetworkMembers", "metadata."),
     Change::may("NodeEndpoint", "metadata."),
+    Change::may("NodeEndpoint", "spec.epoch"),
     Change::may("NodeNetwork", "metadata."),
+    // Of the agent that starts.
+    Change::may("PodInterface", "programId"),
 ];
 
 const fn registered(name: &'static str, operation: Operation) -> Row {
     Row {
-        losses: &[(Class::Third, Loss::Must)],
+        // Its pods are not reached from other nodes as soon as these know that it is gone.
+        losses: &[(Class::Third, Loss::May)],
         changes: REGISTERED,
+        ..Row::whole(name, operation)
+    }
+}
+
+/// The number of a network that is gone rests for an hour.
+const NUMBERS: &[Change] = &[Change::must("NetworkNumber", "")];
+
+const fn gone(name: &'static str, operation: Operation) -> Row {
+    Row {
+        changes: NUMBERS,
+        ..Row::whole(name, operation)
+    }
+}
+
+/// Another process of the agent loads programs of its own, and replaces those of the former one.
+const LOADED: &[Change] = &[Change::must("PodInterface", "programId")];
+
+const fn loaded(name: &'static str, operation: Operation) -> Row {
+    Row {
+        changes: LOADED,
         ..Row::whole(name, operation)
     }
 }
 
 /// All other rows.
 pub(super) const REST: [Row; 18] = [
-    Row::whole("agents of node1 and node2 restarted", Operation::AgentRestarted),
-    Row::whole(
+    loaded("agents of node1 and node2 restarted", Operation::AgentRestarted),
+    loaded(
         "agents of node1 and node2 killed, away for 1.5 s",
         Operation::AgentKilled,
     ),
-    Row::whole("agents replaced, node after node", Operation::AgentsRolled),
-    Row::whole(
+    loaded("agents replaced, node after node", Operation::AgentsRolled),
+    loaded(
         "a pod ends while the agent of its node is away",
         Operation::AgentAwayWhilePodEnds,
     ),
@@ -88,10 +119,10 @@ pub(super) const REST: [Row; 18] = [
         "kni-controller killed, its Lease expires, and another one acts",
         Operation::ControllerReplaced,
     ),
-    Row::whole("Lease of kni-controller deleted", Operation::LeaseDeleted),
+    LABEL,
     Row::whole("API server killed, away for 1.5 s", Operation::ApiServerRestarted),
     Row::whole(
-        "etcd restored to its state before the last pod",
+        "etcd restored to its state before the last Service",
         Operation::StorageRestored,
     ),
     registered("node3 registered again, its agent runs", Operation::RegisteredAgain),
@@ -104,24 +135,27 @@ pub(super) const REST: [Row; 18] = [
         Operation::RegisteredAfterAgent,
     ),
     Row::whole("node3 drained: a pod moves to node1", Operation::Drained),
-    Row::whole("MTU of node3 1400, and 1500 again", Operation::Narrowed),
+    Row {
+        changes: &[Change::must("NodeEndpoint", "spec.epoch")],
+        ..Row::whole("MTU of node3 1400, and 1500 again", Operation::Narrowed)
+    },
     Row {
         losses: &[(Class::Service, Loss::May), (Class::Opened, Loss::Must)],
         ..Row::whole("port of the Service changed, and changed back", Operation::PortChanged)
     },
-    Row::whole(
+    gone(
         "unused network exported, deleted, created again",
         Operation::NetworkExported,
     ),
-    Row::whole(
+    gone(
         "network deleted in use, then created again",
         Operation::NetworkDeletedInUse,
     ),
-    Row::whole(
+    gone(
         "network restored from a backup without status",
         Operation::NetworkRestored,
     ),
-    Row::whole(
+    gone(
         "namespace, pods, policy, and their network last",
         Operation::ReverseOrder,
     ),

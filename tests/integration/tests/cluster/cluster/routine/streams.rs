@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{SocketAddr, UdpSocket},
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -16,14 +17,14 @@ use kni_integration::{
     Cluster, Pod,
     cluster::patience,
     eventually, eventually_sync,
-    traffic::{Stream, StreamReport, tcp_get},
+    traffic::{Stream, StreamReport},
 };
 use kni_proto::runtime::ListDropsRequest;
 
 use super::{
     super::scene::{PORT, address, identity},
     bed::Bed,
-    row::{Class, Refused, Row},
+    measured::{Class, Refused},
 };
 
 /// Answers of each stream before and after an operation.
@@ -73,12 +74,12 @@ impl Load {
             }
             load.openers.push((service.1, Opener::start(client, service.0)));
         }
-        load.goes_on()?;
+        load.continues()?;
         Ok(load)
     }
 
     /// Waits for more answers of each stream that is not broken.
-    pub(super) fn goes_on(&self) -> Result<()> {
+    pub(super) fn continues(&self) -> Result<()> {
         thread::scope(|scope| {
             let wait = |(class, server, stream): &(Class, String, Stream)| {
                 let answered = stream.wait_for_answers(ANSWERS);
@@ -86,7 +87,7 @@ impl Load {
             };
             let streams = self.streams.iter().map(|stream| scope.spawn(move || wait(stream)));
             let waits: Vec<_> = streams.collect();
-            self.openers.iter().try_for_each(|(_, opener)| opener.goes_on())?;
+            self.openers.iter().try_for_each(|(_, opener)| opener.continues())?;
             let mut waits = waits.into_iter();
             waits.try_for_each(|wait| wait.join().expect("a wait does not panic"))
         })
@@ -147,7 +148,7 @@ impl<T> Drop for Worker<T> {
 /// Opens connections one after the other, with a request on each.
 pub(super) struct Opener {
     worker: Worker<StreamReport>,
-    /// Who has answered since [`Self::forget`].
+    /// Who has answered since [`Self::clear`].
     seen: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -160,18 +161,16 @@ impl Opener {
             let mut last = Instant::now();
             while !stop.load(Ordering::Relaxed) {
                 report.sent += 1;
-                // As long as TCP repeats a SYN that was lost; the gap shows it.
-                let got = tcp_get(&inside, to.ip(), to.port(), patience() / 6);
-                if let Ok(answer) = got {
-                    report.answered += 1;
-                    of_thread
-                        .lock()
-                        .expect("no holder panics")
-                        .insert(answer.identity.clone());
-                    report.identities.insert(answer.identity);
-                    report.longest_silence = report.longest_silence.max(last.elapsed());
-                    last = Instant::now();
-                    count.fetch_add(1, Ordering::Relaxed);
+                match inside.enter(|| ask_once(to)).and_then(|asked| asked) {
+                    Ok(server) => {
+                        report.answered += 1;
+                        of_thread.lock().expect("no holder panics").insert(server.clone());
+                        report.identities.insert(server);
+                        report.longest_silence = report.longest_silence.max(last.elapsed());
+                        last = Instant::now();
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(e) => report.broken = Some(format!("connection {}: {e:#}", report.sent)),
                 }
                 thread::sleep(BETWEEN_CONNECTIONS);
             }
@@ -181,13 +180,24 @@ impl Opener {
         Self { worker, seen }
     }
 
-    pub(super) fn goes_on(&self) -> Result<()> {
+    pub(super) fn continues(&self) -> Result<()> {
         self.worker.wait_for_more(OPENED).context("new connections")
     }
 
-    /// Forgets who has answered.
-    pub(super) fn forget(&self) {
+    /// Removes those who have answered.
+    pub(super) fn clear(&self) {
         self.seen.lock().expect("no holder panics").clear();
+    }
+
+    /// Waits until this server answers none of many connections.
+    pub(super) fn avoids(&self, server: &str) -> Result<()> {
+        eventually_sync(patience(), || {
+            self.clear();
+            self.continues()?;
+            let seen = self.seen.lock().expect("no holder panics").clone();
+            ensure!(!seen.contains(server), "answered by {seen:?}");
+            Ok(())
+        })
     }
 
     /// Waits until this server answers.
@@ -202,6 +212,22 @@ impl Opener {
     pub(super) fn stop(self) -> StreamReport {
         self.worker.stop()
     }
+}
+
+/// Opens a connection and asks who answers there: for as long as TCP repeats what was lost; the gap shows it.
+fn ask_once(to: SocketAddr) -> Result<String> {
+    let limit = patience() / 6;
+    let mut stream = TcpStream::connect_timeout(&to, limit).with_context(|| format!("connect to {to}"))?;
+    let from = stream.local_addr()?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.write_all(b"who\n")?;
+    let mut line = String::new();
+    let read = BufReader::new(stream).read_line(&mut line);
+    read.with_context(|| format!("no answer from {to} to {from}"))?;
+    let server = line.split(' ').next().filter(|server| !server.is_empty());
+    Ok(server
+        .with_context(|| format!("{line:?} from {to} to {from}"))?
+        .to_owned())
 }
 
 /// Packets of a stranger to pods that a policy guards, on its own node and on another one.
@@ -229,18 +255,18 @@ impl Denied {
             before,
             received,
         };
-        denied.goes_on()?;
+        denied.continues()?;
         Ok(denied)
     }
 
     /// Waits for more packets of each sender.
-    pub(super) fn goes_on(&self) -> Result<()> {
+    pub(super) fn continues(&self) -> Result<()> {
         let mut senders = self.senders.iter();
         senders.try_for_each(|sender| sender.wait_for_more(PACKETS))
     }
 
     /// Stops the senders, and waits until each packet is counted. Where one is not, the result shows it.
-    pub(super) async fn stop(self, bed: &Bed, row: &Row) -> Result<Refused> {
+    pub(super) async fn stop(self, bed: &Bed, reasons: &[&str]) -> Result<Refused> {
         let sent = self.senders.into_iter().map(Worker::stop).sum();
         let look = async || {
             let mut dropped = dropped(&bed.cluster).await?;
@@ -257,7 +283,7 @@ impl Denied {
         };
         let complete = eventually(patience(), async || {
             let refused = look().await?;
-            ensure!(refused.is_complete(row), "{refused:?}");
+            ensure!(refused.is_complete(reasons), "{refused:?}");
             Ok(refused)
         });
         match complete.await {

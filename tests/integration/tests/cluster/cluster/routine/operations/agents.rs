@@ -39,8 +39,7 @@ pub(super) async fn killed(bed: &mut Bed) -> Result<()> {
 
 /// Another program on every node, one node after the other, as by a rolling update.
 pub(super) fn rolled(bed: &mut Bed) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let program = folder.path().join("kni-agent-next");
+    let program = bed.folder.path().join("kni-agent-next");
     std::fs::copy(agent_binary()?, &program)?;
     for member in &mut bed.cluster.nodes {
         member.agent.terminate()?;

@@ -2,13 +2,12 @@
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
-use kni_integration::cluster::objects;
 use kube::{Api, api::DeleteParams};
 
 use super::{
     super::{
         super::controllers::wait_for_holder,
-        bed::{Bed, TEAM},
+        bed::{Bed, FRONT},
     },
     AWAY,
 };
@@ -45,19 +44,14 @@ pub(super) async fn restarted(bed: &mut Bed) -> Result<()> {
     bed.is_right().await.map(drop)
 }
 
-/// The data of the API server is put back to a state before the last pod: its kubelet ends that pod.
+/// The data of the API server is put back to a state before the last Service.
 pub(super) async fn restored(bed: &mut Bed) -> Result<()> {
     bed.cluster.save_data()?;
-    let late = bed.cluster.run(&[objects::pod(TEAM, "late", "node1")]).await?;
+    bed.serve_at("late", &["remote"], true).await?;
     let newest = bed.cluster.resource_version().await?;
     bed.cluster.restore_data()?;
     bed.cluster.pass_resource_version(newest).await?;
-    bed.cluster.remove(TEAM, &["late"]).await?;
-    let kubelet = &bed.cluster.nodes[0].kubelet;
-    kni_integration::wait::until("the pod has ended", kni_integration::patience(), async || {
-        Ok(kubelet.pod(TEAM, "late").is_none())
-    })
-    .await?;
-    ensure!(late.len() == 1);
+    let [service, _] = bed.service("late", FRONT, &["remote"], true);
+    ensure!(bed.cluster.get(&service).await?.is_none(), "the data is that of before");
     bed.is_right().await.map(drop)
 }

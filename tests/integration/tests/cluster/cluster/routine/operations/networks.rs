@@ -134,7 +134,7 @@ pub(super) async fn reverse_order(bed: &Bed) -> Result<Own> {
 fn spare() -> [Value; 2] {
     let admitted = json!({ "namespaceSelector": { "matchLabels": { "tenant": SPARE } } });
     [
-        objects::network(SPARE, &["10.77.0.0/24"], &admitted),
+        objects::network(SPARE, &["10.77.0.0/24", "fd77::/120"], &admitted),
         objects::namespace(SPARE_TEAM, &json!({ "tenant": SPARE })),
     ]
 }
@@ -200,8 +200,12 @@ async fn gone(bed: &Bed) -> Result<()> {
 
 /// `kubectl get -o yaml` without what the API server refuses in a new object.
 async fn export(bed: &Bed) -> Result<PodNetwork> {
-    let mut exported = api(bed).get(SPARE).await?;
-    ensure!(exported.status.is_some() && exported.finalizers() == [IN_USE_FINALIZER]);
+    let mut exported = wait::until_some("the network has a finalizer", patience(), async || {
+        let network = api(bed).get(SPARE).await?;
+        let is_whole = network.status.is_some() && network.finalizers() == [IN_USE_FINALIZER];
+        Ok(is_whole.then_some(network))
+    })
+    .await?;
     exported.metadata.resource_version = None;
     exported.metadata.managed_fields = None;
     Ok(exported)

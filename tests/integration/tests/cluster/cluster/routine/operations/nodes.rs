@@ -93,6 +93,10 @@ pub(super) async fn drained(bed: &mut Bed) -> Result<Own> {
     }
     unschedulable(bed, &third, true).await?;
     backends(bed, &["remote"]).await?;
+    // A pod that ends serves until its endpoint has left, by its grace period.
+    for opener in &openers {
+        opener.avoids(&identity(bed.pod(MOVED)))?;
+    }
     bed.ends(MOVED);
     bed.cluster.remove(TEAM, &[MOVED]).await?;
     bed.cluster
@@ -101,7 +105,7 @@ pub(super) async fn drained(bed: &mut Bed) -> Result<Own> {
     bed.runs_again(MOVED).await?;
     let mut own = Own::new();
     for opener in &openers {
-        opener.forget();
+        opener.clear();
     }
     backends(bed, &["remote", MOVED]).await?;
     for opener in openers {
@@ -126,7 +130,7 @@ const fn service_of_drain(v4: bool) -> &'static str {
     if v4 { "pair4" } else { "pair6" }
 }
 
-/// Changes the endpoints, and waits until the client's node has no others.
+/// Changes the endpoints.
 async fn backends(bed: &Bed, backends: &[&str]) -> Result<()> {
     for v4 in [true, false] {
         bed.serve_at(service_of_drain(v4), backends, v4).await?;

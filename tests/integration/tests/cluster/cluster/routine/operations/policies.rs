@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        super::scene::{ANSWER, PORT, SILENCE, address, friends},
+        super::scene::{ANSWER, PORT, SILENCE, address},
         bed::{Bed, FRIENDS, FRONT, NETWORK, SOON, TEAM, TENANT, front_name, guard},
     },
     AWAY,
