@@ -67,7 +67,9 @@ impl Bed {
         let scout = cluster.run(&[objects::pod(TEAM, "scout", &third)]).await?;
         let pods = cluster.run(&pods(&third, &beside(&scout[0].ips())?)).await?;
         cluster.remove(TEAM, &["scout"]).await?;
-        let servers = pods.iter().filter(|pod| pod.name != "client" && pod.name != "stranger");
+        let servers = pods
+            .iter()
+            .filter(|pod| !["client", "dialer", "stranger"].contains(&&*pod.name));
         let servers = servers.map(|pod| Ok((pod.name.clone(), serve(pod)?)));
         let mut bed = Self {
             servers: servers.collect::<Result<_>>()?,
@@ -265,6 +267,8 @@ fn pods(third: &str, chosen: &str) -> Vec<Value> {
     let friend = json!({ "labels": { "friend": "yes" } });
     vec![
         objects::pod_with(TEAM, "client", "node1", &friend),
+        // Its connections to the Service have no port of a stream to the same backend.
+        objects::pod_with(TEAM, "dialer", "node1", &friend),
         objects::pod(TEAM, "stranger", "node1"),
         objects::pod_with(TEAM, "beside", "node1", &server),
         objects::pod_with(TEAM, "guarded1", "node1", &guarded),

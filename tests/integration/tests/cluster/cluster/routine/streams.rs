@@ -72,7 +72,8 @@ impl Load {
                 load.streams.push((class, server.clone(), udp));
                 load.streams.push((class, server, tcp));
             }
-            load.openers.push((service.1, Opener::start(client, service.0)));
+            load.openers
+                .push((service.1, Opener::start(bed.pod("dialer"), service.0)));
         }
         load.continues()?;
         Ok(load)

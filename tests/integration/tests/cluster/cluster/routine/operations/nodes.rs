@@ -87,7 +87,7 @@ pub(super) async fn drained(bed: &mut Bed) -> Result<Own> {
     for v4 in [true, false] {
         let name = service_of_drain(v4);
         let front = bed.serve_at(name, &["remote", MOVED], v4).await?;
-        let opener = Opener::start(bed.pod("client"), front);
+        let opener = Opener::start(bed.pod("dialer"), front);
         opener.answered_by(&identity(bed.pod(MOVED)))?;
         openers.push(opener);
     }
