@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        super::scene::{PORT, address, assert_reached, assert_silent, serve, wait_for_condition},
+        super::scene::{PORT, address, ask, assert_reached, assert_silent, identity, serve, wait_for_condition},
         bed::{Bed, NETWORK},
     },
     AWAY, Own,
@@ -125,6 +125,11 @@ pub(super) async fn reverse_order(bed: &Bed) -> Result<Own> {
         bed.cluster.running(SPARE_TEAM, "closed").await?,
     ];
     let _servers = [serve(&pods[1])?, serve(&pods[2])?];
+    wait::until("the pods reach each other", patience(), async || {
+        let to = identity(&pods[1]);
+        Ok(ask(&pods[0], &pods[1]) == vec![Ok(to.clone()), Ok(to)])
+    })
+    .await?;
     let own = stop(streams(&pods[..2])?, "of pods that were first")?;
     assert_silent(&pods[0], &pods[2]);
     leave(bed).await?;
