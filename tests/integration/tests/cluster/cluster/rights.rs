@@ -2,7 +2,6 @@
 //! `NetworkMembers` gives no address an identity.
 
 mod forged;
-mod request;
 mod table;
 
 use std::time::Duration;
@@ -16,11 +15,11 @@ use kni_integration::{
 use kube::Client;
 use serde_json::{Value, json};
 
-use self::{
+use self::table::{Expected, Names};
+use super::{
     request::{Outcome, Request, Verb},
-    table::{Expected, Names},
+    scene::{tenants, wait_for_condition, wait_for_truth},
 };
-use super::scene::{tenants, wait_for_condition, wait_for_truth};
 
 /// An object that does not change for so long is at rest: reports are written within half a second.
 const REST: Duration = Duration::from_secs(1);

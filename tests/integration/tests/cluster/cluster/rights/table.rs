@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::request::{Request, Verb};
+use super::super::request::{Request, Verb};
 
 /// What the API server must answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use anyhow::{Result, bail};
+use kni_integration::cluster::objects;
 use kube::Client;
 use serde_json::Value;
 
@@ -48,9 +49,48 @@ impl Request {
         }
     }
 
+    /// The creation of an object.
+    pub(super) fn create(object: &Value) -> Result<Self> {
+        let (resource, namespace, _) = objects::locate(object)?;
+        let group = if resource.group.is_empty() { "api" } else { "apis" };
+        let within = namespace.map_or_else(String::new, |namespace| format!("/namespaces/{namespace}"));
+        let path = format!("/{group}/{}{within}/{}", resource.api_version, resource.plural);
+        Ok(Self::new(Verb::Create, &path, object.clone()))
+    }
+
     pub(super) fn impersonating(mut self, user: &'static str) -> Self {
         self.as_user = Some(user);
         self
+    }
+
+    /// The path of the object that it creates.
+    fn created_at(&self) -> String {
+        format!(
+            "{}/{}",
+            self.path,
+            self.body["metadata"]["name"].as_str().unwrap_or_default()
+        )
+    }
+
+    /// The deletion of the object that it creates, which waits for nothing if it is `at_once`.
+    pub(super) fn deletion(&self, at_once: bool) -> Self {
+        let grace = if at_once { "?gracePeriodSeconds=0" } else { "" };
+        Self::new(Verb::Delete, &format!("{}{grace}", self.created_at()), Value::Null)
+    }
+
+    /// A merge patch of the object that it creates.
+    pub(super) fn change(&self, body: Value) -> Self {
+        Self::new(Verb::Patch, &self.created_at(), body)
+    }
+
+    /// The read of the object that it creates.
+    pub(super) fn read(&self) -> Self {
+        Self::new(Verb::Get, &self.created_at(), Value::Null)
+    }
+
+    /// The object that it creates.
+    pub(super) fn created(&self) -> Option<&Value> {
+        (self.verb == Verb::Create && self.body["metadata"]["name"].is_string()).then_some(&self.body)
     }
 
     /// Sends it; `dry` runs all checks and changes nothing.
@@ -71,7 +111,11 @@ impl Request {
         if dry && self.verb != Verb::Get {
             query.push("dryRun=All");
         }
-        let uri = format!("{}?{}", self.path, query.join("&"));
+        let mut uri = self.path.clone();
+        if !query.is_empty() {
+            let mark = if uri.contains('?') { '&' } else { '?' };
+            uri = format!("{uri}{mark}{}", query.join("&"));
+        }
         let mut request = http::Request::builder()
             .method(method)
             .uri(uri)
