@@ -19,6 +19,7 @@ mod selection;
 mod suite;
 mod tally;
 mod times;
+mod without;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -50,6 +51,11 @@ pub(crate) struct Args {
     /// Write the seconds of each privileged test of a good run into tests/times.toml
     #[arg(long)]
     record: bool,
+    /// Run the table of editors in a build without the defence NAME, or without each one: files of
+    /// `tests/integration/without`
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "",
+          conflicts_with_all = ["tier", "long", "record"])]
+    without: Option<String>,
     /// Ignore what earlier commands have kept outside the checkout
     #[arg(long)]
     cold: bool,
@@ -120,7 +126,9 @@ pub(crate) fn command_with(args: &Args, then: impl FnOnce() -> Result<()>) -> Ex
     cold::set(args.cold);
     let mut summary = Summary::default();
     let plan = Plan::new(args);
-    let result = if args.selection.is_empty() {
+    let result = if let Some(name) = &args.without {
+        without::run(name, &plan, &mut summary)
+    } else if args.selection.is_empty() {
         run(&plan, &mut summary)
     } else {
         selected::run(&args.selection, &plan, &mut summary)
