@@ -1,5 +1,5 @@
-//! Replies to ARP requests and neighbour solicitations for the gateway in place; checks what pods of CNI plugins tell
-//! each other about addresses.
+//! Replies to ARP requests and neighbour solicitations for the gateway in place; checks what pods of CNI plugins send
+//! to each other about addresses.
 //!
 //! Pods have a permanent neighbour entry for the gateway and send no request; this serves workloads with a network
 //! stack of their own (a virtual machine on a tap, arping, a bridge in the pod).

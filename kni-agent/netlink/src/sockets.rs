@@ -84,8 +84,8 @@ impl Found {
 }
 
 /// Ends those of the sockets that are still connected to these peers: their next call fails with `ECONNABORTED`, and
-/// they are without a peer. Returns those that it ended. Others, which sent to the peer without a connection, stay. Blocks;
-/// call it in the namespace of the sockets. Needs `CAP_NET_ADMIN`, and a kernel with `CONFIG_INET_UDP_DIAG` and
+/// they are without a peer. Returns those that it ended. Others, which sent to the peer without a connection, stay.
+/// Blocks; call it in the namespace of the sockets. Needs `CAP_NET_ADMIN`, and a kernel with `CONFIG_INET_UDP_DIAG` and
 /// `CONFIG_INET_DIAG_DESTROY`.
 pub fn end_connected(sockets: &BTreeSet<ConnectedSocket>) -> Result<BTreeSet<ConnectedSocket>> {
     let mut ended = BTreeSet::new();

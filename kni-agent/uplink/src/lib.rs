@@ -14,6 +14,7 @@ mod cleanup;
 mod desired;
 mod error;
 mod node;
+mod node_sockets;
 mod report;
 mod rights;
 mod shown;

@@ -22,7 +22,7 @@ pub(super) struct OpenNodes {
 }
 
 impl OpenNodes {
-    /// Forgets the networks that are gone.
+    /// Removes the networks that are gone.
     pub(super) fn retain<'a>(&mut self, networks: impl Iterator<Item = &'a PodNetwork>) {
         let leaving: BTreeSet<String> = networks.filter(|object| is_leaving(object)).filter_map(uid).collect();
         self.since.retain(|uid, _| leaving.contains(uid));
