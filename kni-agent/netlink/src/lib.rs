@@ -2,7 +2,7 @@
 //! Layer: driver.
 //!
 //! Uses rtnetlink, a few files below `/proc/sys/net`, packet sockets to look for other hosts with an address, raw
-//! sockets to ask other nodes for echo replies, and sock_diag to end sockets; executes no program. A new process
+//! sockets to ask other nodes for echo replies, and `sock_diag` to end sockets; executes no program. A new process
 //! recognises every object that this crate creates (see [`own`]). Functions are idempotent where their documentation
 //! states it. Interface indexes are those of the namespace of the [`Netlink`] handle.
 //!

@@ -70,11 +70,9 @@ async fn a_socket_does_not_stay_connected_to_a_pod_that_is_gone() -> Result<()> 
         ensure!(ask(socket)? == "first", "{to}");
     }
     // Sockets that have nothing to do with the port: of another pod, without a peer.
-    let direct = FAMILIES.map(|v4| {
-        Ok(connected(
-            node,
-            SocketAddr::new(other.ip(v4).context("an address")?, PORT),
-        )?)
+    let direct = FAMILIES.map(|v4| -> Result<UdpSocket> {
+        let address = other.ip(v4).context("an address")?;
+        connected(node, SocketAddr::new(address, PORT))
     });
     let direct = direct.into_iter().collect::<Result<Vec<UdpSocket>>>()?;
     let idle = node.enter(|| UdpSocket::bind("0.0.0.0:0"))??;

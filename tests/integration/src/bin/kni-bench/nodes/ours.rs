@@ -55,7 +55,7 @@ struct Member {
 
 /// Two nodes with KNI's programs.
 pub(super) struct Ours {
-    members: [Member; 2],
+    members: [Box<Member>; 2],
     overlay: bool,
     _runtime: Runtime,
 }
@@ -78,8 +78,8 @@ impl Ours {
         connect([&nodes[0], &nodes[1]])?;
         let [one, two] = nodes;
         let members = [
-            Member::start(one, 1, overlay, &object, &runtime)?,
-            Member::start(two, 2, overlay, &object, &runtime)?,
+            Box::new(Member::start(one, 1, overlay, &object, &runtime)?),
+            Box::new(Member::start(two, 2, overlay, &object, &runtime)?),
         ];
         Ok(Self {
             members,

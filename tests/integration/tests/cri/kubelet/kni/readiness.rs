@@ -75,6 +75,19 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     containers_and_host_network_work(&mut scene)?;
     a_new_pod_reports_what_it_waits_for(&mut scene)?;
     a_pod_ends(&scene)?;
+    not_ready_after_the_grace(&mut scene, killed)?;
+    scene.agent.restart()?;
+    scene.machine.local.wait("the agent is back", patience(), |node| {
+        Ok(node.ready_condition()?.starts_with("True"))
+    })?;
+    scene.wait_for_pods("condition=Ready")?;
+    let late = scene.addresses("late")?[0].to_string();
+    ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
+    the_ended_pod_leaves_nothing(&scene)
+}
+
+/// The grace begins with the last answer of the agent.
+fn not_ready_after_the_grace(scene: &mut Scene, killed: Instant) -> Result<()> {
     let away = "the agent has been away for long";
     let mut silence = None;
     scene.machine.local.wait(away, GRACE + patience(), |node| {
@@ -88,14 +101,7 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     );
     // Only the kubelet knows when the grace began: with the last answer that it got, before the kill.
     ensure!(silence >= Some(GRACE), "the kubelet gave up after {silence:?}");
-    scene.agent.restart()?;
-    scene.machine.local.wait("the agent is back", patience(), |node| {
-        Ok(node.ready_condition()?.starts_with("True"))
-    })?;
-    scene.wait_for_pods("condition=Ready")?;
-    let late = scene.addresses("late")?[0].to_string();
-    ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
-    the_ended_pod_leaves_nothing(&scene)
+    Ok(())
 }
 
 /// Its kubelet does not wait for the agent to end a pod.

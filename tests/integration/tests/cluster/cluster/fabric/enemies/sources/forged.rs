@@ -118,83 +118,62 @@ fn by_a_tenant(scene: &Scene) -> Vec<Row<'_>> {
 
 /// From a socket of node1 that no capability helped to open. Only IPv6 lets it have an address that is not the node's.
 fn by_a_process(scene: &Scene) -> Result<Vec<Row<'_>>> {
-    const STACK: &str = "the node's stack";
-    const LOCALLY: &str = "the node's stack, to a pod of the node";
-    let row = |name, way, packet, at: IpAddr, drop: Drop| {
-        anyhow::Ok(Row {
-            who: "process without capabilities",
-            place: "node1",
-            name,
-            way,
-            packet,
-            means: scene.by_process(1, at)?,
-            expected: Fate::dropped(&[drop]),
-        })
-    };
     let own = scene.node(1, true);
     let to_second = Ends(scene.pod("plain", 1, true), scene.pod("plain", 2, true));
     let to_first = Ends(to_second.1, to_second.0);
-    let [first, third, unowned] = [
-        scene.pod("plain", 1, false),
-        scene.pod("plain", 3, false),
-        scene.unowned(false),
-    ];
-    let plain = |from, to| Packet::Plain(Ends(from, to), PORT);
-    let (second, other) = (scene.pod("plain", 2, false), scene.other(1, false));
-    let port = (1, "to_uplink", "overlay_port");
-    let itself = (1, "from_overlay", "foreign_node");
-    Ok(vec![
-        row(SENDERS, "tunnel", scene.tunnelled(to_second, (own, 2)), own, port)?,
+    let row = |name, way, packet, drop| of_a_process(scene, (name, way), packet, own, drop);
+    let mut rows = vec![
+        row(
+            SENDERS,
+            "tunnel",
+            scene.tunnelled(to_second, (own, 2)),
+            (1, "to_uplink", "overlay_port"),
+        )?,
         row(
             SECOND,
             "tunnel to its own node",
             scene.tunnelled(to_first, (own, 1)),
-            own,
-            itself,
+            (1, "from_overlay", "foreign_node"),
         )?,
-        row(
-            SENDERS,
-            STACK,
-            plain(first, second),
-            first,
-            (1, "to_overlay", "source_address"),
-        )?,
-        row(
-            THIRD,
-            STACK,
-            plain(third, second),
-            third,
-            (1, "to_overlay", "foreign_node"),
-        )?,
-        row(
-            UNOWNED,
-            STACK,
-            plain(unowned, second),
-            unowned,
-            (1, "to_overlay", "owner_unknown"),
-        )?,
-        row(
-            SENDERS,
-            LOCALLY,
-            plain(first, other),
-            first,
-            (1, "to_pod", "source_address"),
-        )?,
-        row(
-            THIRD,
-            LOCALLY,
-            plain(third, other),
-            third,
-            (1, "to_pod", "foreign_node"),
-        )?,
-        row(
-            UNOWNED,
-            LOCALLY,
-            plain(unowned, other),
-            unowned,
-            (1, "to_pod", "owner_unknown"),
-        )?,
-    ])
+    ];
+    let ways = [
+        ("the node's stack", "to_overlay", scene.pod("plain", 2, false)),
+        (
+            "the node's stack, to a pod of the node",
+            "to_pod",
+            scene.other(1, false),
+        ),
+    ];
+    for (way, program, to) in ways {
+        for (name, from, reason) in [
+            (SENDERS, scene.pod("plain", 1, false), "source_address"),
+            (THIRD, scene.pod("plain", 3, false), "foreign_node"),
+            (UNOWNED, scene.unowned(false), "owner_unknown"),
+        ] {
+            let packet = Packet::Plain(Ends(from, to), PORT);
+            rows.push(of_a_process(scene, (name, way), packet, from, (1, program, reason))?);
+        }
+    }
+    Ok(rows)
+}
+
+/// A row of a socket at the address.
+fn of_a_process<'a>(
+    scene: &'a Scene,
+    (name, way): (&'static str, &'static str),
+    packet: Packet,
+    at: IpAddr,
+    drop: Drop,
+) -> Result<Row<'a>> {
+    Ok(Row {
+        who: "process without capabilities",
+        place: "node1",
+        name,
+        way,
+        packet,
+        means: scene.by_process(1, at)?,
+        expected: Fate::dropped(&[drop]),
+    })
 }
 
 /// From a packet socket at the uplink of node1.
