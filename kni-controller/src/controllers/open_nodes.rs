@@ -153,10 +153,11 @@ mod tests {
         // Another network of the name begins anew.
         nodes.retain(std::iter::empty());
         assert_eq!(nodes.of(&overview, &object, false, began + LONGEST), ["n1"]);
-        assert_eq!(
-            nodes.of(&overview, &object, true, began),
-            [""; 0],
-            "no agent has a refused one"
-        );
+        // One that has become invalid is open where the last valid version is.
+        nodes.retain(std::iter::empty());
+        assert_eq!(nodes.of(&overview, &object, true, began), ["n1"]);
+        let none = self::tables(&[None]);
+        let overview = Overview::of(&none, &networks);
+        assert_eq!(nodes.of(&overview, &object, true, began), [""; 0], "no agent has it");
     }
 }
