@@ -21,7 +21,7 @@ async fn start() -> Result<Cluster> {
     for name in ["late", "mute"] {
         let network = objects::network(
             name,
-            &["10.62.0.0/24"],
+            &["10.62.0.0/24", "fd00:62::/64"],
             &json!({ "namespaceSelector": { "matchLabels": { "tenant": name } } }),
         );
         let namespace = objects::namespace(name, &json!({ "tenant": name }));

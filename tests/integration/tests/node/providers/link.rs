@@ -96,8 +96,11 @@ async fn a_pod_behind_a_plugin_tells_others_of_its_own_addresses_only() -> Resul
     ) else {
         unreachable!("an address of each family");
     };
-    let text = scene.friend.inside.run("cat", &["/sys/class/net/eth0/address"])?;
-    let mac = parse_mac(text.trim()).context("the pod's MAC address")?;
+    let link = scene.friend.inside.run("ip", &["-br", "link", "show", "eth0"])?;
+    let mac = link
+        .split_whitespace()
+        .find_map(parse_mac)
+        .context("the pod's MAC address")?;
     let sender = PacketSocket::open(&scene.friend.inside, "eth0")?;
     let receiver = PacketSocket::open_arriving(&scene.server.inside, "eth0")?;
     for Case { what, frame, dropped } in cases(mac, v4, v6) {

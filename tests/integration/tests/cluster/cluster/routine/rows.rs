@@ -24,8 +24,8 @@ pub(super) const FAULTS: [Row; 2] = [
     },
 ];
 
-/// The rows of the gate.
-pub(super) const SHORT: [Row; 3] = [POLICY, LEASE, REBOOT];
+/// The rows that come first: a fault of the table shows early.
+pub(super) const FIRST: [Row; 3] = [POLICY, LEASE, REBOOT];
 
 const POLICY: Row = Row::whole("policy mistyped, and corrected", Operation::PolicyMistyped);
 
