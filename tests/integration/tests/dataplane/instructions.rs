@@ -25,9 +25,9 @@ const BOUNDS: [Bound; 10] = [
     bound("established, IPv6 UDP", 177, 24),
     bound("established, IPv4 TCP, in the next jiffy", 180, 20),
     bound("established, IPv6 TCP, in the next jiffy", 194, 24),
-    bound("new flow, IPv4 TCP", 1035, 201),
+    bound("new flow, IPv4 TCP", 1041, 199),
     bound("new flow, IPv4 UDP", 1084, 214),
-    bound("new flow, IPv6 TCP", 1128, 240),
+    bound("new flow, IPv6 TCP", 1133, 236),
     bound("new flow, IPv6 UDP", 1243, 268),
 ];
 
